@@ -22,7 +22,7 @@ typedef struct option {
 } option;
 
 #define MAX_OPTIONS 64
-#define MANY 1e12 /* a bound where there is none in principle */
+#define MANY 1e12 /* a bound for numbers without a natural one */
 
 static inline void print_default(const option *one) {
     if (one->kind == INTEGER) printf(" [%lld]", (long long)*(const int64_t *)one->target);
@@ -98,8 +98,9 @@ static inline void parse_value(const option *one, const char *text) {
     }
 }
 
-/* Reads the command line into the targets of the list. What is no option goes to paths[] (argc long), and its number is
-   returned; paths NULL: there must be no such thing. Ends the program with a message if something is wrong. */
+/* Reads the command line into the targets of the list. Arguments that are not options go to paths[] (argc long), and
+   their number is returned; with paths NULL there may be none. Ends the program with a message if something is
+   wrong. */
 static inline int64_t parse_arguments(int argc, char **argv, const option *list, int64_t n, const char **paths) {
     int64_t n_paths = 0;
     for (int i = 1; i < argc; i++) {
@@ -123,7 +124,7 @@ static inline int64_t parse_arguments(int argc, char **argv, const option *list,
 
 #define OUTPUTS_HELP "dropped chunks keep attention's outputs, and their replays do not attend"
 
-/* Made-up documents may begin alike, as answers to one prompt do. */
+/* Synthetic documents may begin alike, as answers to one prompt do. */
 #define WITH_HELP "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"
 #define SHARED_HELP "N,N,...: so many tokens"
 #define SHARE_HELP "compute once what sequences have in common, from so many first tokens on, 0: no"

@@ -1,13 +1,13 @@
-/* attention.h - the branches that attend: full, window, chunked, and latent - MIT or public domain
+/* attention.h - the branches with attention: full, window, chunked, and latent - MIT or public domain
 
    All of them hand on rows: K and V of every token of a chain, of which a pass reads those that its queries see. A
-   latent layer keeps one row in place of all heads' K and V, its latent and one rotated key. What a head makes of it,
+   latent layer keeps one row instead of all heads' K and V: its latent and one rotated key. From these a head has
 
        k = [latent W_key, rotated]    v = latent W_value
 
-   is not computed for the prefix: W_key goes to the query and W_value to the result, which is the same product and
-   needs only the chunk's own rows. Attention then has one key head, whose V is its K, and the two gradients of a
-   latent, as a key and as a value, go to the same place. */
+   which are not computed for the prefix. W_key is applied to the query and W_value to the result, which gives the same
+   product from the chunk's own rows alone. Attention then has one key head, whose V is its K. A latent's gradients as a
+   key and as a value go to the same place. */
 
 #ifndef TRAIN_ATTENTION_H
 #define TRAIN_ATTENTION_H
@@ -18,7 +18,7 @@
    >>keys    what a pass attends to: blocks of the prefix, and its own
    ================================================================================================================ */
 
-/* Cuts the rows of a slice into tiles. */
+/* Splits the rows of a slice into tiles. */
 static inline int64_t put_tiles(attention_tile *tiles, int64_t n, int32_t slice, int64_t length) {
     for (int64_t first = 0; first < length; first += LANES) {
         tiles[n].slice = slice;
@@ -28,7 +28,7 @@ static inline int64_t put_tiles(attention_tile *tiles, int64_t n, int32_t slice,
     return n;
 }
 
-/* The attention of layer `i` of the stage. */
+/* Describes the attention of layer `i` of the stage. */
 static inline attention_problem attention_of(const pass *p, int64_t i) {
     const chunk_rows *r = p->rows;
     const model_config *c = p->config;
@@ -62,8 +62,8 @@ static inline key_block own_keys(const pass *p, int64_t i) {
     return own;
 }
 
-/* `count` of the rows that layer `i` keeps in a chain's state, from its row `row` on, wherever that lies. The first of
-   them is key `first` of the sequence. */
+/* Returns `count` rows that layer `i` keeps in a chain's state, from its row `row` on, on the device or in host memory.
+   The first of them is key `first` of the sequence. */
 static inline key_block state_keys(const chain_state *state, int64_t i, int64_t width, int64_t row, int64_t first,
                                    int64_t count) {
     key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
@@ -74,15 +74,15 @@ static inline key_block state_keys(const chain_state *state, int64_t i, int64_t 
     return keys;
 }
 
-/* The rows before its chunk that the pass sees. They lie together: where it sees more than the end of the chunk before,
-   that chunk is kept whole. */
+/* Returns the earlier rows of the chain that the pass sees. They are contiguous: if the pass sees more than the end of
+   the previous chunk, that chunk is kept whole. */
 static inline key_block prefix_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
     int64_t first = first_key_of(window, p->rows->prefix), count = p->rows->prefix - first;
     return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
 }
 
-/* In a cp group K and V of all rows up to the end of the round, by their place in the sequence: each rank puts in those
-   of its own chunks, and the sum has all. Behind them is room for their gradients. */
+/* Returns K and V of all rows of a cp group up to the end of the round, by their place in the sequence. Each rank fills
+   in those of its own chunks, and the sum over ranks has all. Room for their gradients follows. */
 static inline key_block group_keys(const pass *p, int64_t i, int64_t width) {
     cp_group *g = p->group;
     const layer_state *state = &p->state->layers[i];
@@ -101,8 +101,8 @@ static inline key_block group_keys(const pass *p, int64_t i, int64_t width) {
     return all;
 }
 
-/* Backward: sends the gradients of others' rows to them, and adds those that came for rows of this rank: of earlier
-   chunks in the state, and of this one in `own`. */
+/* Backward: sends the gradients of other ranks' rows to them, and adds those received for rows of this rank: to the
+   state for earlier chunks, to `own` for this one. */
 static inline void return_gradients(const pass *p, int64_t i, const key_block *all, const key_block *own,
                                     int64_t width) {
     cp_group *g = p->group;
@@ -119,7 +119,7 @@ static inline void return_gradients(const pass *p, int64_t i, const key_block *a
     }
 }
 
-/* One of the places where the keys above a chunk lie in a tree: a state, or the chunk's own rows. */
+/* Returns the keys of one place above a chunk in a tree: a state, or the chunk's own rows. */
 static inline key_block keys_of_place(const pass *p, int64_t i, int64_t width, const key_place *place) {
     const int64_t count = place->level.cu_seqlens_k[place->level.n_seqs];
     key_block keys = own_keys(p, i);
@@ -128,13 +128,13 @@ static inline key_block keys_of_place(const pass *p, int64_t i, int64_t width, c
     return keys;
 }
 
-/* The rows of its own that the pass keeps for later ones: the chunk's last. */
+/* Returns the chunk's own rows that the state keeps for later chunks: its last ones. */
 static inline key_block kept_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
     int64_t end = p->rows->prefix + p->rows->state_tokens, count = rows_kept(p->state, window, p->rows->prefix, end);
     return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index), end - count, count);
 }
 
-/* The same rows where they are computed. */
+/* Returns the same rows where they are computed. */
 static inline key_block own_kept_keys(const pass *p, const key_block *own, const key_block *kept, int64_t width) {
     int64_t offset = (p->rows->state_tokens - kept->count) * width;
     key_block keys = *own;
@@ -159,7 +159,7 @@ static inline void forward_over_keys(const attention_problem *problem, const key
     }
 }
 
-/* dK and dV of a place: slice by slice, because several may see the same rows. */
+/* Computes dK and dV of a place, slice by slice, because several slices may see the same rows. */
 static inline void backward_over_level(const attention_problem *problem, const key_block *keys,
                                        const attention_gradients *g) {
     for (int64_t first = 0; first < problem->n_tiles; first++) {
@@ -175,8 +175,8 @@ static inline void backward_over_level(const attention_problem *problem, const k
     }
 }
 
-/* Two sweeps, each over its own outputs: first the queries' gradients, then the keys'. One sweep would save computing
-   the scores twice, but then threads would have to add to the same dK and dV, in an order that would not repeat. */
+/* Runs two sweeps, each over its own outputs: first the queries' gradients, then the keys'. One sweep would compute the
+   scores only once. But threads would then have to add to the same dK and dV, in an order that varies. */
 static inline void backward_over_keys(const attention_problem *problem, const key_block *keys,
                                       const attention_gradients *g) {
     int64_t n = tiles_that_see(problem, keys) * problem->heads;
@@ -197,8 +197,8 @@ static inline void backward_over_keys(const attention_problem *problem, const ke
     }
 }
 
-/* The blocks of a place, from a stream or, where it is on the device, all of it as one: gives the next one after
-   `keys`, which has been used, and returns 0 after the last. Begins with keys->k NULL. */
+/* Gives the next block of a place after `keys`, which has been used; returns 0 after the last. Blocks come from a
+   stream, or a place on the device is one block. Begins with keys->k NULL. */
 static inline int next_keys(state_stream *stream, const key_block *place, key_block *keys) {
     int64_t next = keys->k ? keys->first + keys->count : place->first;
     if (stream && keys->k) stream_release(stream);
@@ -207,7 +207,7 @@ static inline int next_keys(state_stream *stream, const key_block *place, key_bl
     return 1;
 }
 
-/* Hands K and V on to the later chunks of the chain. */
+/* Appends K and V to the chain's state for its later chunks. */
 static inline void append_to_state(const pass *p, const key_block *own, const key_block *to, int64_t width) {
     const int64_t count = to->count * width;
     state_stream *stream = state_stream_of(p);
@@ -216,7 +216,7 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
     if (own->v != own->k) stream_send(stream, to->v, own->v, count);
 }
 
-/* Fetches what the later chunks of the chain, all done by now, have found for this chunk's K and V. */
+/* Fetches the gradients that the chain's later chunks, all done by now, have found for this chunk's K and V. */
 static inline void fetch_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);
@@ -225,7 +225,7 @@ static inline void fetch_own_gradients(const pass *p, const key_block *own, cons
     if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
 }
 
-/* Copies attention's results to where a dropped chunk keeps them, or in its replay back from there. */
+/* Copies attention's results to the outputs that a dropped chunk keeps or, in its replay, back from there. */
 static inline void move_outputs(const pass *p, int64_t i, const attention_problem *problem) {
     const layer_activations *a = &p->kept->layers[i], *outputs = &p->outputs->layers[i];
     const int64_t lse = p->rows->rows * problem->heads, mixed = lse * problem->head_dim;
@@ -246,8 +246,8 @@ static inline attention_gradients attention_gradients_of(const pass *p, int64_t 
     return g;
 }
 
-/* Place `n` of the keys that a pass sees, counted from the root; the chunk's own are the last. Without shared rows
-   there is one before it: the prefix. */
+/* Returns the number of places with keys that a pass sees, counted from the root; the chunk's own are the last. Without
+   shared rows there is one before it: the prefix. */
 static inline int64_t n_places_of(const pass *p) { return 1 + (p->n_places > 0 ? p->n_places : 1); }
 
 static inline key_block place_of(const pass *p, int64_t i, int64_t window, int64_t width, int64_t n) {
@@ -256,7 +256,7 @@ static inline key_block place_of(const pass *p, int64_t i, int64_t window, int64
 }
 
 /* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. A replay
-   that takes outputs looks at no key. */
+   that takes outputs reads no keys. */
 static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const chunk_rows *r = p->rows;
@@ -280,7 +280,7 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     if (backward) attention_backward_begin(&problem, &g, r->rows);
     else attention_forward_begin(&problem, &results, r->rows);
     for (int64_t n = 0; n < n_places_of(p); n++) {
-        const int is_shared = p->group && n == 0; /* those of its rows that lie before the chunk */
+        const int is_shared = p->group && n == 0; /* rows of the cp group before this chunk */
         key_block place = is_shared ? all : place_of(p, i, problem.window, width, n);
         if (is_shared) place.count = r->prefix;
         key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};

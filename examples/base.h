@@ -1,10 +1,10 @@
-/* base.h - what the trainer's other headers stand on: the number type, memory, threads, hashing - MIT or public domain
+/* base.h - the basis of the trainer's other headers: the number type, memory, threads, hashing - MIT or public domain
 
    The headers of this folder hold their code as `static inline` functions, so that a trainer is one compiler command:
 
        cc -std=c99 -O3 -fopenmp examples/train_cpu.c -lm -o train_cpu
 
-   -DTRAIN_FLOAT64 computes in double, which is for checking: gradients then agree to about 1e-13. */
+   -DTRAIN_FLOAT64 computes in double, for checks: gradients then agree to about 1e-13. */
 
 #ifndef TRAIN_BASE_H
 #define TRAIN_BASE_H
@@ -13,7 +13,8 @@
 #error "build the trainer without -ffast-math or -Ofast: replays would no longer repeat the first forward bit by bit"
 #endif
 
-/* These headers are C99. A C++ compiler takes them too: it knows no restrict, and warns where = {0} clears a record. */
+/* These headers are C99, and a C++ compiler accepts them as well. C++ has no restrict, and warns about = {0} for a
+   struct. */
 #ifdef __cplusplus
 #define restrict
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -41,7 +42,7 @@ typedef float real;
 #define real_sqrt sqrtf
 #endif
 
-/* Put before a for loop whose iterations are independent, each with outputs of its own: the number of threads then
+/* Put this before a for loop whose iterations are independent and write separate outputs. The number of threads then
    never changes a result. */
 #ifdef _OPENMP
 #include <omp.h>
@@ -58,11 +59,11 @@ typedef float real;
 #define NEVER_RETURNS
 #endif
 
-#define EXIT_CHECK_FAILED 1 /* a check of results failed, or the machine did (memory, disk) */
-#define EXIT_BAD_INPUT 2    /* an option, a file or a checkpoint was not acceptable */
+#define EXIT_CHECK_FAILED 1 /* results failed a check, or the machine failed (memory, disk) */
+#define EXIT_BAD_INPUT 2    /* an option, a file or a checkpoint is not acceptable */
 
-/* Ends the program with fail()'s message. A program that is more than one process defines OWN_END_PROGRAM and a
-   function of this name and type, because it has other processes to tell and to end. */
+/* Ends the program with fail()'s message. A program of several processes defines OWN_END_PROGRAM and its own function
+   of this name and type, because it must notify and end the other processes. */
 NEVER_RETURNS static void end_program(int exit_code, const char *why);
 
 #ifndef OWN_END_PROGRAM
@@ -73,7 +74,7 @@ NEVER_RETURNS static inline void end_program(int exit_code, const char *why) {
 }
 #endif
 
-/* Says why on standard error and ends the program. */
+/* Prints the reason on standard error and ends the program. */
 NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const char *format, ...) {
     char why[1024];
     va_list arguments;
@@ -83,12 +84,12 @@ NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const cha
     end_program(exit_code, why);
 }
 
-/* A file cannot be opened or read, and errno knows why. That there is no memory is no fault of the input. */
+/* A file cannot be opened or read; errno has the reason. Running out of memory is not counted as bad input. */
 NEVER_RETURNS static inline void fail_to_read(const char *path) {
     fail(errno == ENOMEM ? EXIT_CHECK_FAILED : EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
 }
 
-/* For the end of a program: what it printed must have got out. */
+/* Call at the end of a program: fails if its output could not be written. */
 static inline void must_be_printed(void) {
     if (fflush(stdout) != 0 || ferror(stdout)) fail(EXIT_CHECK_FAILED, "standard output cannot be written");
 }
@@ -96,15 +97,14 @@ static inline void must_be_printed(void) {
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Bytes held now and at most, by what they are for: on the device, which here is only a name, or in the memory of its
-   host. Every large buffer of the trainer is taken through a meter, so the numbers that it reports are those of memory
-   really held. */
+/* Bytes held now and at most, by purpose: on the device, which here is only a name, or in host memory. Every large
+   buffer of the trainer goes through a meter, so the reported numbers are of memory really held. */
 typedef enum memory_kind {
     MEMORY_ACTIVATIONS, /* kept from a forward for its backward, or for its replay */
     MEMORY_STATE,       /* K, V, dK and dV of a chain's tokens; with a stream, the ring that they pass through */
     MEMORY_WORKSPACE,   /* scratch of one pass */
-    MEMORY_INPUTS,      /* with a stream: where kept stage inputs (local replay) come back to */
-    MEMORY_HOST,        /* states, stage inputs and outputs in host memory: not on the device, as all others are */
+    MEMORY_INPUTS,      /* with a stream: slots to which kept stage inputs return (local replay) */
+    MEMORY_HOST,        /* states, stage inputs and outputs in host memory; all other kinds are on the device */
     MEMORY_KINDS
 } memory_kind;
 
@@ -118,7 +118,7 @@ static inline void memory_count(memory_meter *meter, memory_kind kind, int64_t b
     meter->peak[kind] = max_of(meter->peak[kind], meter->held[kind]);
 }
 
-/* Memory for `count` items of `bytes` each, all zero. Never NULL. */
+/* Allocates `count` items of `bytes` each, all zero. Never NULL. */
 static inline void *take_memory(int64_t count, size_t bytes) {
     if (count < 0 || (uint64_t)count > SIZE_MAX / bytes) {
         fail(EXIT_CHECK_FAILED, "a buffer of %lld items of %lld bytes is not possible", (long long)count,
@@ -143,7 +143,7 @@ static inline uint64_t mix64(uint64_t x) {
 
 static inline uint64_t mix64_pair(uint64_t a, uint64_t b) { return mix64(mix64(a) ^ b); }
 
-/* A hash of bytes, eight at a time. */
+/* Hashes bytes, eight at a time. */
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
     const unsigned char *at = (const unsigned char *)bytes;
     for (; count >= 8; count -= 8, at += 8) {

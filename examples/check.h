@@ -1,4 +1,4 @@
-/* check.h - does chunked training give the loss and gradients of unchunked training? - MIT or public domain */
+/* check.h - compares loss and gradients of chunked and unchunked training - MIT or public domain */
 
 #ifndef TRAIN_CHECK_H
 #define TRAIN_CHECK_H
@@ -6,15 +6,15 @@
 #include "chunked.h"
 #include "unchunked.h"
 
-/* Beyond this, a difference is not rounding. It is measured against the largest number of each tensor. */
+/* A larger difference is not rounding. It is relative to the largest number of each tensor. */
 #ifdef TRAIN_FLOAT64
 #define CHECK_LIMIT 1e-10
 #else
 #define CHECK_LIMIT 1e-4
 #endif
 
-/* Largest |a - b| over largest |b|. Anything that is not a finite number on either side makes it infinite, and so does
-   a difference where b is all zero. */
+/* Returns the largest |a - b| over the largest |b|. Infinite if a number on either side is not finite, or if a differs
+   from a b that is all zero. */
 static inline double relative_difference(const real *a, const real *b, int64_t count) {
     double largest = 0, difference = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -33,7 +33,7 @@ static inline double relative_difference_of_losses(double a, double b) {
     return b != 0 ? fabs(a - b) / fabs(b) : INFINITY;
 }
 
-/* Returns whether `difference` is rounding; written so that NaN is not. */
+/* Returns whether `difference` is rounding; false for NaN. */
 static inline int is_rounding(double difference) { return difference <= CHECK_LIMIT; }
 
 static inline double largest_of(const real *x, int64_t count) {

@@ -1,7 +1,7 @@
-/* check_cuda.h - are the executor's gradients those of unchunked training? - MIT or public domain
+/* check_cuda.h - compares the executor's gradients with those of unchunked training - MIT or public domain
 
-   Two other ways to the gradients of a batch: the same passes on whole sequences, without executor, plan or chunks; and
-   model.h's on the CPU in float64, which share no line with the kernels. */
+   There are two other ways to a batch's gradients: the same passes on whole sequences, without executor, plan or
+   chunks; and model.h on the CPU in float64, which shares no code with the kernels. */
 
 #ifndef TRAIN_CHECK_CUDA_H
 #define TRAIN_CHECK_CUDA_H
@@ -13,8 +13,8 @@
    >>unchunked    the same passes without executor, plan or chunks: every sequence whole, one after the other
    ================================================================================================================ */
 
-/* The attention of the model; its slices come from the executor, or below. Deterministic in training, so that --check
-   can ask for the same bits from two runs. */
+/* Describes the model's attention; its slices come from the executor, or from below. It is deterministic in training,
+   so that --check can compare the bits of two runs. */
 static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type, cf_attention_path path,
                                            int deterministic) {
     cf_attention_desc a;
@@ -28,7 +28,8 @@ static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type,
     return a;
 }
 
-/* Rows of a block of a ring of so many bytes, which holds K, V and their gradients of a layer. 0: there is no ring. */
+/* Returns the rows of a block of a ring of so many bytes. The ring holds K, V and their gradients of one layer. 0:
+   there is no ring. */
 static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_t ring_bytes) {
     const int64_t number = type == CF_DTYPE_FP32 ? 4 : 2, row = 2 * (number + 4) * kv_width_of(c);
     const int64_t rows = ring_bytes / (CF_STATE_SLOTS * row);
@@ -38,7 +39,7 @@ static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_
     return rows;
 }
 
-/* Synthetic documents that begin alike. Their tokens are still to be made so. */
+/* Describes synthetic documents that begin alike. make_alike below then changes their tokens. */
 static inline void share_documents(cf_pack_desc *packing, const length_list *lengths, const length_list *with,
                                    const length_list *shared) {
     const int64_t n = with->count;
@@ -49,15 +50,15 @@ static inline void share_documents(cf_pack_desc *packing, const length_list *len
     packing->shared_prefixes = shares;
 }
 
-/* Makes them so: `first` says where each document begins. */
+/* Makes documents begin alike; `first` has the beginning of each. */
 template <typename N>
 static void copy_shared(N *tokens, const int64_t *first, const cf_shared_prefix *shares, int64_t n_documents) {
     for (int64_t i = 0; i < n_documents && shares; i++)
         memcpy(tokens + first[i], tokens + first[shares[i].with], (size_t)shares[i].tokens * sizeof *tokens);
 }
 
-/* Adds the gradients of one sequence's summed losses to those of the part, which is the whole model, and returns that
-   sum. */
+/* Adds the gradients of one sequence's summed losses to the part's, which is the whole model. Returns the sum of
+   losses. */
 template <typename T>
 static double sequence_gradients(part *whole, const batch *b, int64_t sequence, const cf_attention_desc *base) {
     const int64_t n = b->length[sequence], first_row = 0;
@@ -141,7 +142,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     return sum;
 }
 
-/* A part's gradients, from the device into model.h's layout. A pass adds up those of the summed losses; times the
+/* Copies a part's gradients from the device into model.h's layout. A pass adds gradients of summed losses; times the
    batch's loss weight they are those of the mean. */
 static void download_gradient(const part *p, const weights *to, const batch *b) {
     const double scale = batch_loss_weight(b);
@@ -151,7 +152,7 @@ static void download_gradient(const part *p, const weights *to, const batch *b) 
     free(gradient);
 }
 
-/* The whole model on one device, with all keys at once. Fills in `gradient` and returns the loss. */
+/* Runs the whole model on one device, with all keys at a time. Fills in `gradient` and returns the loss. */
 template <typename T>
 static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
                                   int device, const cf_attention_desc *attention) {
@@ -171,7 +172,7 @@ static double unchunked_on_device(const model_config *c, weights *w, const weigh
     return sum * batch_loss_weight(b);
 }
 
-/* |a - b| / |b|, both as vectors; infinite where a number is not finite, or where b alone is zero. */
+/* Returns |a - b| / |b| as vectors; infinite if a number is not finite, or if only b is all zero. */
 static double relative_distance(const real *a, const real *b, int64_t count) {
     double difference = 0, length = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -182,7 +183,8 @@ static double relative_distance(const real *a, const real *b, int64_t count) {
     return difference == 0 ? 0 : length > 0 ? sqrt(difference / length) : INFINITY;
 }
 
-/* The largest relative difference of the losses and of those tensors that `owned` marks, and whose it is. */
+/* Returns the largest relative difference of the losses and of the tensors that `owned` marks, and the tensor's
+   name. */
 static double largest_difference(const weights *a, const weights *b, const char *owned, double loss_a, double loss_b,
                                  const char **whose) {
     const real losses[2] = {loss_a, loss_b};
@@ -198,7 +200,7 @@ static double largest_difference(const weights *a, const weights *b, const char 
     return largest;
 }
 
-/* Prints it; returns whether it is within the limit. */
+/* Prints the difference; returns whether it is within the limit. */
 static int compare_gradients(const char *with, const weights *a, const weights *b, const char *owned, double loss_a,
                              double loss_b, double limit) {
     const char *whose;

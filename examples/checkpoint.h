@@ -1,13 +1,13 @@
-/* checkpoint.h - save a training run and go on from it - MIT or public domain
+/* checkpoint.h - saves a training run and continues it - MIT or public domain
 
-   A checkpoint holds the settings that the run depends on, where it stands, and its arrays (parameters and both
-   moments). It is written to PATH.chunkflow-tmp0, forced to the disk and renamed, so that PATH is at every moment
-   either the old checkpoint or the new one, whole. It is read completely and checked (kind, size, checksum, settings)
-   before anything is touched; one that does not fit is refused, and the file stays as it is.
+   A checkpoint holds the run's settings, its progress, and its arrays (parameters and both moments). It is written to
+   PATH.chunkflow-tmp0, synced to disk and renamed, so that PATH is always either the whole old checkpoint or the whole
+   new one. Loading reads all of it and checks it (kind, size, checksum, settings) before changing anything. A
+   checkpoint that does not match is refused, and its file is unchanged.
 
-   One trainer uses a checkpoint at a time: from start to end it holds a lock on PATH.chunkflow-lock, and a second one
-   ends at its start. The lock is the operating system's and goes with the process, however that ends. The empty file is
-   removed at an orderly end; one that a killed trainer has left locks nothing.
+   Only one trainer uses a checkpoint at a time. It holds a lock on PATH.chunkflow-lock from start to end, and a second
+   trainer ends at its start. The operating system releases the lock with the process, however that ends. The empty file
+   is removed at a normal end; one that a killed trainer left locks nothing.
 
    Layout: magic, byte order, four counts; settings (name, value); progress; arrays; checksum of all that. Numbers are
    in the byte order of the machine, which must be the reader's. Needs POSIX with realpath, and flock: define
@@ -29,7 +29,7 @@
 #define CHECKPOINT_BYTE_ORDER 0x0102030405060708
 #define CHECKPOINT_MAX_COUNT ((int64_t)1 << 40)
 
-/* A setting that must be the same for a run to go on: an integer, or the bits of a double. */
+/* A setting that must be equal for a run to continue: an integer, or the bits of a double. */
 typedef struct checkpoint_setting {
     char name[24];
     int64_t value;
@@ -51,12 +51,12 @@ static inline checkpoint_setting setting_double(const char *name, double value) 
 
 #define CHECKPOINT_ARRAYS 3
 
-/* Numbers first .. first + count of an array, to or from `numbers`. */
+/* Moves numbers first .. first + count of an array to or from `numbers`. */
 typedef void (*checkpoint_move_fn)(void *user, int array, int64_t first, int64_t count, real *numbers);
 
-/* The contents of a checkpoint, and their places when one is read. Arrays that are not in host memory, or are too large
-   to be there twice, are NULL: `fetch` gives their numbers piece by piece when they are written, and `store` takes them
-   when they are read. */
+/* The contents of a checkpoint, and their destinations when one is read. Arrays are NULL if they are not in host
+   memory, or too large to be there twice. `fetch` then supplies their numbers piece by piece for writing, and `store`
+   takes them on reading. */
 typedef struct checkpoint {
     const checkpoint_setting *settings;
     int64_t n_settings;
@@ -69,7 +69,7 @@ typedef struct checkpoint {
 } checkpoint;
 
 #ifndef CHECKPOINT_PIECE
-#define CHECKPOINT_PIECE ((int64_t)1 << 20) /* numbers that are moved at once */
+#define CHECKPOINT_PIECE ((int64_t)1 << 20) /* numbers moved at a time */
 #endif
 
 typedef struct checkpoint_head {
@@ -77,7 +77,7 @@ typedef struct checkpoint_head {
     int64_t byte_order, n_settings, n_progress, count, real_bytes;
 } checkpoint_head;
 
-/* Bytes of a whole checkpoint with such a head; -1 where it claims what no checkpoint has. */
+/* Returns the bytes of a whole checkpoint with this head; -1 if the head claims impossible numbers. */
 static inline int64_t checkpoint_bytes(const checkpoint_head *h) {
     if (h->n_settings < 0 || h->n_settings > 1024 || h->n_progress < 0 || h->n_progress > 1024) return -1;
     if (h->count < 0 || h->count > CHECKPOINT_MAX_COUNT || (h->real_bytes != 4 && h->real_bytes != 8)) return -1;
@@ -101,7 +101,7 @@ static inline void image_read(const unsigned char **at, void *to, int64_t bytes)
    >>lock
    ================================================================================================================ */
 
-/* The two texts and a number as one name; a negative number is left out. The caller frees it. */
+/* Joins the two texts and a number into a name; a negative number is left out. The caller frees it. */
 static inline char *joined_name(const char *path, const char *suffix, int number) {
     const size_t bytes = strlen(path) + strlen(suffix) + 12;
     char *name = TAKE(char, (int64_t)bytes);
@@ -110,15 +110,15 @@ static inline char *joined_name(const char *path, const char *suffix, int number
     return name;
 }
 
-/* The mode of a new file. */
+/* Returns the mode of a new file. */
 static inline int new_file_mode(void) {
     const mode_t mask = umask(0);
     umask(mask);
     return (int)(0666 & ~mask);
 }
 
-/* The file that a checkpoint's path stands for: what a symbolic link leads to. *mode: the permissions that it has, or
-   will have. Returns NULL with errno for a link that leads nowhere. The caller frees it. */
+/* Returns the file behind a checkpoint's path, following a symbolic link. *mode: its permissions, or those that a new
+   file will have. NULL with errno for a dangling link. The caller frees the result. */
 static inline char *file_behind(const char *path, int *mode) {
     struct stat status;
     *mode = new_file_mode();
@@ -131,15 +131,15 @@ static inline char *file_behind(const char *path, int *mode) {
     return NULL;
 }
 
-/* Returns whether a name leads to the regular file that is open. Between opening a file and locking it, the name may
-   have been given to another file. */
+/* Returns whether a name refers to the open regular file. Between opening and locking, another file may have taken the
+   name. */
 static inline int leads_to(const char *name, int file) {
     struct stat named, opened;
     return lstat(name, &named) == 0 && fstat(file, &opened) == 0 && S_ISREG(opened.st_mode) &&
            named.st_ino == opened.st_ino && named.st_dev == opened.st_dev;
 }
 
-static char *checkpoint_lock_name; /* the lock of this program, which has one checkpoint */
+static char *checkpoint_lock_name; /* this program's lock; it has one checkpoint */
 static int checkpoint_lock_file;
 
 static inline void checkpoint_unlock(void) {
@@ -148,16 +148,15 @@ static inline void checkpoint_unlock(void) {
     free(checkpoint_lock_name);
 }
 
-/* Returns whether an open file can be a trainer's lock: a file without contents or a name beside this one. Anything
-   else is somebody's own, and is not removed. */
+/* Returns whether an open file can be a trainer's lock: an empty file with no other link. Anything else belongs to a
+   user, and is not removed. */
 static inline int can_be_lock(int file) {
     struct stat status;
     return fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0 && status.st_nlink <= 1;
 }
 
-/* Opens the lock's file and takes the lock. Returns -1 with errno: EWOULDBLOCK where another process has it, EEXIST
-   where what has the name is no lock. A file system without locks gives none, and the file is returned as if there were
-   one. */
+/* Opens the lock's file and takes the lock. Returns -1 with errno: EWOULDBLOCK if another process has it, EEXIST if the
+   file is not a lock. On a file system without locks it returns the file without locking it. */
 static inline int open_lock(const char *name) {
     for (;;) {
         const int file = open(name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
@@ -169,12 +168,12 @@ static inline int open_lock(const char *name) {
             return -1;
         }
         if (leads_to(name, file)) return file;
-        close(file); /* whoever had the lock has removed the file at its end: another one will be there */
+        close(file); /* the previous holder removed the file at its end: open the new one */
     }
 }
 
-/* Takes the lock of the file that a checkpoint's path stands for now, and lets go of the one before, if the path led
-   elsewhere then. Returns 0, or errno. */
+/* Takes the lock of the file that a checkpoint's path refers to now. Releases the previous lock if the path referred to
+   another file then. Returns 0, or errno. */
 static inline int lock_target(const char *target) {
     char *name = joined_name(target, ".chunkflow-lock", -1);
     if (checkpoint_lock_name && leads_to(name, checkpoint_lock_file)) {
@@ -192,8 +191,8 @@ static inline int lock_target(const char *target) {
     return 0;
 }
 
-/* Makes this program the only one to use the checkpoint, until it ends. Ends it with a message if another one does, or
-   if there can be no file. Call it once, before the checkpoint is read. */
+/* Makes this program the only user of the checkpoint until it ends. If another program uses it, or no file can be
+   there, it ends this one with a message. Call it once, before reading the checkpoint. */
 static inline void checkpoint_lock(const char *path) {
     int mode;
     char *target = file_behind(path, &mode);
@@ -211,8 +210,7 @@ static inline void checkpoint_lock(const char *path) {
    >>write
    ================================================================================================================ */
 
-/* Forces the directory of `path` to the disk, so that a rename in it lasts. Not all file systems can; then it is as
-   good as it gets. */
+/* Syncs the directory of `path` to disk, so that a rename in it lasts. Some file systems cannot; that is ignored. */
 static inline void sync_directory_of(const char *path) {
     const char *slash = strrchr(path, '/');
     int64_t length = slash ? max_of(1, slash - path) : 1;
@@ -226,11 +224,11 @@ static inline void sync_directory_of(const char *path) {
     free(directory);
 }
 
-/* A file that is written piece by piece, and hash_bytes of all that was written. */
+/* A file that is written piece by piece, with hash_bytes of everything written. */
 typedef struct hashed_file {
     FILE *file;
     uint64_t hash;
-    unsigned char rest[8]; /* bytes that are no whole word yet */
+    unsigned char rest[8]; /* bytes of an incomplete word */
     size_t n_rest;
     int ok;
 } hashed_file;
@@ -268,8 +266,8 @@ static inline void write_parts(hashed_file *f, const checkpoint *c) {
     f->ok = f->ok && fwrite(&checksum, sizeof checksum, 1, f->file) == 1;
 }
 
-/* The signals that would end the program. Until a file is written they are noted, not blocked: blocking is for one
-   thread, and any other thread would still end the program. */
+/* The signals that would end the program. While a file is written they are recorded, not blocked: blocking works for
+   one thread, and any other thread would still end the program. */
 static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 #define N_ENDING_SIGNALS (sizeof ending_signals / sizeof ending_signals[0])
 static volatile sig_atomic_t ending_signal_came[N_ENDING_SIGNALS];
@@ -292,11 +290,11 @@ static inline void hold_signals(held_signals *held) {
         ending_signal_came[i] = 0;
         sigaction(ending_signals[i], &action, &held->ending[i]);
     }
-    action.sa_handler = SIG_IGN; /* who writes past the limit on a file's size is told so */
+    action.sa_handler = SIG_IGN; /* a write beyond the file size limit then returns an error */
     sigaction(SIGXFSZ, &action, &held->file_size);
 }
 
-/* Signals that came meanwhile are sent now. */
+/* Sends the signals that arrived meanwhile. */
 static inline void release_signals(const held_signals *held) {
     sigaction(SIGXFSZ, &held->file_size, NULL);
     for (size_t i = 0; i < N_ENDING_SIGNALS; i++) sigaction(ending_signals[i], &held->ending[i], NULL);
@@ -304,16 +302,16 @@ static inline void release_signals(const held_signals *held) {
         if (ending_signal_came[i]) raise(ending_signals[i]);
 }
 
-/* Opens a temporary file that nobody writes to: a new one, or one that a killed trainer has left. Whoever writes to one
-   holds its lock until it has its final name. What has the name is taken over only if it is certainly a trainer's: a
-   file of this user's with no other name. Returns -1 with errno, EEXIST where it is not. */
+/* Opens a temporary file that no other trainer writes to: a new one, or one that a killed trainer left. A writer holds
+   the file's lock until it has its final name. An existing file is taken over only if it is certainly a trainer's: this
+   user's, with no other link. Returns -1 with errno, EEXIST if it is not. */
 static inline int open_temporary(const char *name) {
     struct stat status;
     int file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     const int fresh = file >= 0;
     if (!fresh && errno != EEXIST) return -1;
     if (!fresh) file = open(name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    /* Not all file systems have locks: there, a name that is new is free, and no other is. */
+    /* Without locks in the file system, only a new file is certainly free. */
     if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
         leads_to(name, file) && fstat(file, &status) == 0 &&
         (fresh || (status.st_nlink == 1 && status.st_uid == geteuid())) && ftruncate(file, 0) == 0)
@@ -323,7 +321,7 @@ static inline int open_temporary(const char *name) {
     return -1;
 }
 
-/* Writes the checkpoint to an open file, forces that to the disk and gives it its name. Returns 0, or errno. */
+/* Writes the checkpoint to an open file, syncs it to disk and renames it. Returns 0, or errno. */
 static inline int write_and_rename(FILE *file, const char *temporary, const char *target, const checkpoint *c,
                                    int mode) {
     hashed_file f = {file, 0, {0}, 0, 1};
@@ -334,7 +332,7 @@ static inline int write_and_rename(FILE *file, const char *temporary, const char
     return f.ok ? 0 : (errno ? errno : EIO);
 }
 
-/* Writes it beside the file that it replaces, under a name that no other trainer writes to, and puts it in its place.
+/* Writes the checkpoint next to the file that it replaces, under a name that no other trainer uses, and renames it.
    Returns 0, or errno. */
 static inline int write_in_place_of(const char *target, const checkpoint *c, int mode) {
     char *temporary = NULL;
@@ -348,15 +346,15 @@ static inline int write_in_place_of(const char *target, const checkpoint *c, int
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     int code = file ? write_and_rename(file, temporary, target, c, mode) : errno;
     if (code != 0 && descriptor >= 0) unlink(temporary);
-    if (file) fclose(file); /* and with it goes the lock, after the name */
+    if (file) fclose(file); /* this also releases the lock, after the rename */
     else if (descriptor >= 0) close(descriptor);
     free(temporary);
     return code;
 }
 
-/* Puts the checkpoint's file in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
-   place of what it leads to by now, of which this program must get the lock; one that leads nowhere is refused. What a
-   signal interrupts is finished first, so no temporary file is left. Returns 0, or errno. */
+/* Replaces the file at `path`, keeping its permissions. If it is a symbolic link, replaces the file that it refers to
+   now, whose lock this program must get; a dangling link is refused. Signals wait until it is done, so no temporary
+   file is left. Returns 0, or errno. */
 static inline int replace_file(const char *path, const checkpoint *c) {
     held_signals held;
     int mode;
@@ -371,7 +369,7 @@ static inline int replace_file(const char *path, const checkpoint *c) {
     return code;
 }
 
-/* Ends the program with a message if it cannot be done; the old checkpoint is then still there. */
+/* Saves a checkpoint, or ends the program with a message; the old checkpoint then remains. */
 static inline void checkpoint_save(const char *path, const checkpoint *c) {
     int code = replace_file(path, c);
     if (code != 0) fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(code));
@@ -381,8 +379,8 @@ static inline void checkpoint_save(const char *path, const checkpoint *c) {
    >>read
    ================================================================================================================ */
 
-/* Opens a file to be read whole, or returns NULL if there is no such file. Ends the program if it is there and cannot
-   be read; a pipe without a writer is not waited for. */
+/* Opens a file for reading all of it; returns NULL if there is none. Ends the program if it exists and cannot be read.
+   Does not wait for a pipe without a writer. */
 static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
     struct stat status;
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
@@ -396,7 +394,7 @@ static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
 
 #define CHECKPOINT_WHY 240
 
-/* Returns whether a file of so many bytes that begins with `head` can be a whole checkpoint; else `why` says why. */
+/* Returns whether a file of this size that begins with `head` can be a whole checkpoint; else `why` has the reason. */
 static inline int checkpoint_head_fits(const checkpoint_head *head, int64_t bytes, char why[CHECKPOINT_WHY]) {
     if (bytes < (int64_t)sizeof *head || memcmp(head->magic, CHECKPOINT_MAGIC, sizeof head->magic) != 0) {
         snprintf(why, CHECKPOINT_WHY, "it is not a checkpoint of this trainer");
@@ -419,7 +417,7 @@ static inline int checkpoint_head_fits(const checkpoint_head *head, int64_t byte
     return 1;
 }
 
-/* The same for the file's image: all of it. */
+/* The same for the image of the whole file. */
 static inline int checkpoint_is_whole(const unsigned char *image, int64_t bytes, checkpoint_head *head,
                                       char why[CHECKPOINT_WHY]) {
     uint64_t checksum;
@@ -487,7 +485,7 @@ static inline void take_array_of(const unsigned char **at, checkpoint *c, int ar
     free(held);
 }
 
-/* Takes over a checkpoint from the image of its file. Returns whether it did; if not, `why` says why, and nothing was
+/* Loads a checkpoint from the image of its file. Returns whether it did; if not, `why` has the reason, and nothing was
    changed. */
 static inline int checkpoint_take(const unsigned char *image, int64_t bytes, checkpoint *c, char why[CHECKPOINT_WHY]) {
     checkpoint_head head;
@@ -498,8 +496,8 @@ static inline int checkpoint_take(const unsigned char *image, int64_t bytes, che
     return 1;
 }
 
-/* The file's bytes, or NULL where its head already says that it is no whole checkpoint: a file may be larger than all
-   memory and yet take nothing on the disk. Closes it. */
+/* Returns the file's bytes, or NULL if its head shows that it is not a whole checkpoint: a sparse file may be larger
+   than all memory. Closes the file. */
 static inline unsigned char *read_whole_file(FILE *file, const char *path, int64_t bytes, char why[CHECKPOINT_WHY]) {
     checkpoint_head head;
     memset(&head, 0, sizeof head);
@@ -512,7 +510,7 @@ static inline unsigned char *read_whole_file(FILE *file, const char *path, int64
     return image;
 }
 
-/* The same from the file. 1: done. 0: there is no such file. -1: refused. */
+/* Loads a checkpoint from its file. 1: done. 0: there is no such file. -1: refused. */
 static inline int checkpoint_load(const char *path, checkpoint *c, char why[CHECKPOINT_WHY]) {
     int64_t bytes = 0;
     FILE *file = open_whole_file(path, &bytes);

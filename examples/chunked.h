@@ -1,13 +1,14 @@
-/* chunked.h - loss and gradients of a batch, chunk by chunk: where a trainer meets chunkflow - MIT or public domain
+/* chunked.h - loss and gradients of a batch, chunk by chunk: the trainer's use of chunkflow - MIT or public domain
 
        cf_pack            lengths of the batch    ->  plan: which tokens go into which chunk
        cf_schedule_make   plan, K                 ->  schedule: the order of forwards, replays and backwards
        cf_steps_make      schedule                ->  steps: the same with the activation slot and the chain state that
                                                       each of them uses; run_steps below walks them
 
-   Every pass asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
-   Without a chain a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or its layers'
-   other state, to the chain's state. The backward adds the gradients of earlier chunks' K and V there. */
+   Every pass gets its chunk's rows from the plan (chunk_feed_load), which is all that the model needs. Without a chain,
+   a chunk is an ordinary packed micro-batch. With one, the forward also appends its K and V, or its layers' other
+   state, to the chain's state. The backward takes the gradients that later chunks have added to its K and V there, and
+   adds those for earlier chunks. */
 
 #ifndef TRAIN_CHUNKED_H
 #define TRAIN_CHUNKED_H
@@ -29,13 +30,13 @@ typedef struct chunk_feed {
     int64_t capacity;        /* rows */
     void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
-    cf_metadata described;   /* what that says of the chunk */
+    cf_metadata described;   /* its description of the chunk */
     int32_t *extra_target;   /* (described.n_extra) */
     key_place *places;       /* (described.n_calls) */
     row_span *spans;             /* (capacity) */
-    int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
+    int64_t bytes;           /* of all these: the data of one chunk at a time that a device gets besides the weights */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
-    double mtp_weight;       /* of the loss of each token's next but one */
+    double mtp_weight;       /* weight of the loss of the token after the next */
 } chunk_feed;
 
 static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
@@ -53,8 +54,8 @@ static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
     memset(f, 0, sizeof *f);
 }
 
-/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens, or the
-   batch's own. mtp: weight of the loss of the next token but one. */
+/* Prepares for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens, or the
+   batch's own. mtp: weight of the loss of the token after the next. */
 static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, double mtp,
                                          memory_meter *meter, cf_error *error) {
     cf_loss_weights_desc mean = {0};
@@ -90,7 +91,7 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     return CF_OK;
 }
 
-/* Loads what only trees need: further targets of rows where sequences part, and room for the places of keys. */
+/* Loads data that only trees need: further targets of rows where sequences diverge, and room for the places of keys. */
 static inline void chunk_feed_load_more(chunk_feed *f, const batch *b) {
     const cf_metadata *m = &f->described;
     free(f->extra_target);
@@ -116,7 +117,7 @@ static inline void chunk_feed_add_span(chunk_feed *f, int64_t first, int64_t end
     f->spans[at->up].child = (int32_t)(at - f->spans);
 }
 
-/* Lists the chunk's slices, and the padding between and behind them. */
+/* Lists the chunk's slices, and the padding between and after them. */
 static inline void chunk_feed_list_spans(chunk_feed *f, const cf_plan *plan, const cf_chunk *c) {
     int64_t end = 0;
     f->rows.spans = f->spans;
@@ -172,7 +173,8 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     return CF_OK;
 }
 
-/* Finds the snapshots that slices begin from, in the states above the chunk, and leave for later chunks, in its own. */
+/* Finds the snapshots from which slices begin, in the states above the chunk, and those that they leave for later
+   chunks, in the chunk's own state. */
 static inline void chunk_feed_find_borders(chunk_feed *f, const cf_plan *plan, const cf_steps *steps,
                                            const cf_step *step, const chain_state *states, const pass *p) {
     for (row_span *s = f->spans; s < f->spans + f->rows.n_spans; s++) {
@@ -186,8 +188,8 @@ static inline void chunk_feed_find_borders(chunk_feed *f, const cf_plan *plan, c
     }
 }
 
-/* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
-   its rows see which of theirs is in the metadata, level by level. */
+/* Finds the states that the pass reads in a tree. Before the first use of one in a backward, clears its gradients. The
+   metadata says, level by level, which rows see which of their rows. */
 static inline void chunk_feed_find_places(chunk_feed *f, const cf_plan *plan, const cf_steps *steps,
                                           const cf_step *step, const chain_state *states, pass *p) {
     const cf_metadata *m = &f->described;
@@ -219,12 +221,13 @@ static inline void chunk_feed_find_places(chunk_feed *f, const cf_plan *plan, co
 
 typedef struct chunk_runner {
     const model_config *config;
-    stage stage;              /* the part of the model that runs here */
+    stage stage;              /* the part of the model that this runner has */
     cf_pack_desc packing;
     int64_t share;            /* see pack_batch */
     cf_schedule_desc order;
-    int64_t stream_bytes;     /* of the ring through which states in host memory pass; 0: states are on the device */
-    int keep_outputs;         /* 1: dropped chunks keep attention's outputs, where states are, and R does not attend */
+    int64_t stream_bytes;     /* bytes of the ring that streams states from host memory; 0: states are on the device */
+    /* 1: dropped chunks keep attention's outputs, stored where states are, and R does not attend */
+    int keep_outputs;
     memory_meter *meter;
     const volatile sig_atomic_t *stop; /* set by a signal to end a run early; NULL is allowed */
 
@@ -232,22 +235,23 @@ typedef struct chunk_runner {
     int64_t n_slots, slot_rows;
     activations *outputs;     /* (n_outputs) */
     int64_t n_outputs;
-    activations passing;      /* for forwards that do not: one layer deep */
+    activations passing;      /* for forwards that keep nothing: one layer deep */
     chain_state *states;      /* (n_states) */
     int64_t n_states;
-    state_stream stream;      /* its ring is taken for the first batch that has a chain */
+    state_stream stream;      /* its ring is allocated for the first batch with a chain */
     workspace scratch;
-    cf_capacity most;         /* of all batches so far */
+    cf_capacity most;         /* needs of all batches so far */
     chunk_feed feed;
-    routing routing;          /* of the batch in progress */
+    routing routing;          /* of the current batch */
 
-    const cf_plan *plan;      /* of the run in progress, as all that follows */
+    const cf_plan *plan;      /* of the current run, like everything below */
     const cf_steps *steps;
     const batch *batch;
     const weights *weights;
     weights *gradient;
     uint64_t seed;
-    double *losses;           /* (chunks of the plan) added up at the end, so that no schedule changes the sum */
+    /* (chunks of the plan) added up at the end, so that the schedule does not change the sum */
+    double *losses;
     int64_t live_bytes, peak_live_bytes; /* of slots in use on the device: activations and outputs */
     int64_t n_replays;
 } chunk_runner;
@@ -255,11 +259,11 @@ typedef struct chunk_runner {
 typedef struct chunked_result {
     double loss;                       /* mean over the batch's target tokens */
     int64_t n_chunks, n_replays;
-    int64_t n_rows;                    /* that were computed: tokens, less what is shared */
-    int64_t longest_chain;             /* in chunks; of a tree, of its longest path */
+    int64_t n_rows;                    /* computed rows: tokens less shared ones */
+    int64_t longest_chain;             /* in chunks; for a tree, its longest path */
     int64_t n_hybrid;
     int64_t peak_slots;
-    int64_t peak_activation_bytes;     /* of slots in use on the device at once, outputs among them */
+    int64_t peak_activation_bytes;     /* peak of slots in use on the device, outputs included */
 } chunked_result;
 
 static inline void chunk_runner_free(chunk_runner *r) {
@@ -296,8 +300,8 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     return chunk_feed_begin(&r->feed, plan, b, r->config->kinds.mtp, r->meter, error);
 }
 
-/* Makes room for a plan and its steps. How much they need is known before the first forward, and as all slots have
-   ChunkSize rows, memory is taken only if no earlier batch needed as much. */
+/* Makes room for a plan and its steps. The need is known before the first forward. All slots have ChunkSize rows, so
+   memory is allocated only if no earlier batch needed as much. */
 static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_steps *steps,
                                              cf_error *error) {
     cf_result result = cf_steps_capacity(plan, steps, &r->most, error);
@@ -338,13 +342,13 @@ static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     return p;
 }
 
-/* F, R or B. Of a chunk's forwards only one runs the head. */
+/* Runs F, R or B. Of a chunk's forwards only one runs the head. */
 static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error *error) {
     const int64_t chunk = step->action.chunk;
     cf_result result = chunk_feed_load(&r->feed, r->plan, chunk, r->batch, error);
     if (result != CF_OK) return result;
     r->n_replays += step->action.pass == CF_R;
-    if (r->plan->chunks[chunk].n_slices == 0) return CF_OK; /* an idle chunk: it only keeps the ranks in step */
+    if (r->plan->chunks[chunk].n_slices == 0) return CF_OK; /* an idle chunk: it only keeps the ranks in lockstep */
     pass p = pass_of(r, step);
     if (step->action.pass == CF_B) {
         model_backward(&p, r->gradient);
@@ -356,7 +360,7 @@ static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error 
     return CF_OK;
 }
 
-/* Lists the slices of a chain that slices of later chunks continue: the state keeps a snapshot of each one's end. */
+/* Lists the slices of a chain that slices of later chunks continue: the state keeps a snapshot at the end of each. */
 static inline void list_left_slices(chain_state *g, const cf_plan *plan, const cf_chain *chain) {
     const cf_chunk *last = &plan->chunks[chain->first_chunk + chain->n_chunks - 1];
     const int64_t first = plan->chunks[chain->first_chunk].first_slice, end = last->first_slice + last->n_slices;
@@ -396,7 +400,7 @@ static inline int64_t outputs_bytes(const chunk_runner *r, const cf_step *step) 
     return outputs && outputs->kind == MEMORY_ACTIVATIONS ? outputs->bytes : 0;
 }
 
-/* Brings into use what a step needs. Activation slots exist already; a chain's state has the chain's size. */
+/* Prepares what a step uses. Activation slots exist already; a chain's state is allocated in the chain's size. */
 static inline void begin_step(chunk_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
@@ -407,7 +411,7 @@ static inline void begin_step(chunk_runner *r, const cf_step *step) {
     r->states[path->state] = state_of_chain(r->config, &r->stage, r->plan, path->chain, stream, r->meter);
 }
 
-/* Frees what goes out of use with a step. */
+/* Frees what is unused after a step. */
 static inline void end_step(chunk_runner *r, const cf_step *step) {
     if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
     if (step->action.pass == CF_R) r->live_bytes -= outputs_bytes(r, step);
@@ -417,7 +421,7 @@ static inline void end_step(chunk_runner *r, const cf_step *step) {
     }
 }
 
-/* Gives back the states that are in use where a run ends early, with this step. */
+/* Frees the states in use if a run ends early, at this step. */
 static inline void drop_states(chunk_runner *r, const cf_step *step) {
     for (int64_t i = 0; i < r->steps->n_paths; i++) {
         const cf_path *path = &r->steps->paths[i];
@@ -426,7 +430,7 @@ static inline void drop_states(chunk_runner *r, const cf_step *step) {
     }
 }
 
-/* Runs the steps that were reserved for: this loop is all that executes a schedule. */
+/* Runs the reserved steps: this loop is all that executes a schedule. */
 static inline cf_result run_steps(chunk_runner *r, cf_error *error) {
     cf_result result = CF_OK;
     for (int64_t i = 0; i < r->steps->n && result == CF_OK; i++) {
@@ -462,14 +466,14 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
     return result;
 }
 
-/* Packs a batch. What sequences have in common, from `share` first tokens on, is found before and will be computed
-   once; 0: nothing is. (Only what is equal in all that a model sees: equal tokens behind other images are not, nor are
-   tokens that a trainer which records routes must send to other experts.) */
+/* Packs a batch. Prefixes that sequences have in common, of `share` tokens or more, are found first and then computed
+   once; with 0 nothing is shared. (Share only what is equal in everything that a model sees. Equal tokens after
+   different images are not, nor are tokens that a trainer with recorded routes must send to other experts.) */
 static inline cf_result pack_batch(const cf_pack_desc *packing, int64_t share, const batch *b, cf_plan **plan,
                                    cf_error *error) {
     cf_pack_desc desc = *packing;
     desc.min_shared_prefix = share;
-    desc.no_copies = b->shared_mean; /* a row in two parts would count twice */
+    desc.no_copies = b->shared_mean; /* a row in two splits would count twice */
     if (share == 0) return cf_pack(b->length, b->count, &desc, plan, error);
     cf_shared_prefix *shares = TAKE(cf_shared_prefix, b->count);
     const void **tokens = TAKE(const void *, b->count);
@@ -483,7 +487,7 @@ static inline cf_result pack_batch(const cf_pack_desc *packing, int64_t share, c
 }
 
 /* Adds the batch's gradients to `gradient` and gives its loss. Data-parallel ranks, which would be other machines, run
-   here one after the other; adding up their gradients is the all-reduce. `result` is filled in only on CF_OK.
+   here one after another; adding up their gradients replaces the all-reduce. `result` is filled in only on CF_OK.
    CF_ERROR_CANCELLED: *r->stop was set, and the gradients are incomplete. */
 static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, weights *gradient, const batch *b,
                                           uint64_t seed, chunked_result *result, cf_error *error) {

@@ -4,10 +4,12 @@
    nvidia-cudnn-frontend). One object serves one device and one cf_attention_desc.
 
    It takes chunks of one slice: those of long sequences, where attention costs most, and long documents alone. cuDNN
-   makes a plan for each shape, which takes a good part of a second. So lengths must be multiples of 64, as they are in
-   all chunks of a chain but its last. Packed documents, fp32, sinks, softcap and attention without a causal mask are
-   left to chunkflow_cuda.cu; so are head sizes above 128, but for devices of 9.0: others' backwards refuse some or all
-   of them. dK and dV in 16 bits and cuDNN's workspace come from the stream's pool of memory. */
+   makes a plan for each shape, which takes almost a second. So lengths must be multiples of 64, as in all chunks of a
+   chain except its last.
+
+   chunkflow_cuda.cu does the rest: packed documents, fp32, sinks, softcap, attention without a causal mask, and head
+   sizes above 128, except on devices of 9.0: the backwards of others refuse some or all of these sizes. dK and dV in 16
+   bits and cuDNN's workspace come from the stream's memory pool. */
 
 #ifndef CUDNN_ATTENTION_H
 #define CUDNN_ATTENTION_H

@@ -1,10 +1,10 @@
 /* decoder_cuda.h - a Qwen2.5 decoder on one GPU, one chunk at a time, made for speed - MIT or public domain
 
    The architecture, its configuration and its tensors are model.h's: RMSNorm, rotary positions, grouped-query attention
-   with biases on Q, K and V, SwiGLU, tied or untied embeddings. Weights lie as in Hugging Face files: a matrix is
-   (outputs, inputs), those of Q, K and V follow one another, and so do gate and up. Products are products_cuda.h's;
-   attention, errors and the arrays of a layer are shared with model_cuda.h, which is the same model made simple. Unlike
-   there:
+   with biases on Q, K and V, SwiGLU, tied or untied embeddings. Weights are stored as in Hugging Face files: a matrix
+   is (outputs, inputs), those of Q, K and V are adjacent, and so are gate and up. Products are products_cuda.h's.
+   Attention, errors and the arrays of a layer are shared with model_cuda.h, which is a simple version of the same
+   model. Unlike there:
        the head and its loss run in slices of rows, and leave the gradient of the final norm's output: no logits stay
        the residual is added by the products, and SwiGLU's output is made again by its backward
        --recompute full keeps a layer's input alone
@@ -40,7 +40,7 @@ template <typename T> static __device__ inline void store_pack(T *to, const pack
     *(uint4 *)(void *)to = bits;
 }
 
-/* Calls `use` on all columns that the running lane has of a row: first column of each pack. */
+/* Calls `use` for all columns of a row that this lane has: the first column of each pack. */
 template <typename T, typename F> static __device__ inline void each_pack(int64_t width, F use) {
     const int64_t n = pack_of<T>::COUNT;
     for (int64_t c = threadIdx.x * n; c < width; c += WARP * n) use(c);
@@ -67,7 +67,7 @@ __global__ void norm_kernel(int64_t rows, T *out, float *scale, const T *x, cons
     });
 }
 
-/* As rmsnorm_backward_kernel: x becomes its own gradient. */
+/* Like rmsnorm_backward_kernel: x becomes its own gradient. */
 template <typename T>
 __global__ void norm_backward_kernel(int64_t rows, T *x, const float *scale, const T *dout, const T *dpast,
                                      const T *gain, int64_t width) {
@@ -93,7 +93,7 @@ __global__ void norm_backward_kernel(int64_t rows, T *x, const float *scale, con
     });
 }
 
-/* Turns gate and up into their gradients, and the gradient of what they made into that itself. */
+/* Replaces gate and up by their gradients, and the gradient of SwiGLU's output by the output itself. */
 template <typename T> __global__ void swiglu_again_kernel(int64_t rows, T *gate_up, T *gated, int64_t width) {
     const int64_t row = row_of_warp(), n = pack_of<T>::COUNT;
     if (row >= rows) return;
@@ -130,10 +130,10 @@ template <typename T> __global__ void swiglu_forward_kernel(int64_t rows, T *out
 
 /* ---- sums over rows ---- */
 
-#define SUM_LANES 8  /* rows that a block takes at once */
-#define SUM_PARTS 64 /* shares that all rows are cut into */
+#define SUM_LANES 8  /* rows that a block takes at a time */
+#define SUM_PARTS 64 /* shares into which all rows are divided */
 
-/* First stage: share s of the rows gives partial[s][c], the sums of a, or of a x scale, in column c. Blocks are
+/* First stage: for share s of the rows, partial[s][c] is the sum of a, or of a x scale, in column c. Blocks are
    numbered along the columns first. */
 template <typename T>
 __global__ void partial_sums_kernel(int64_t rows, float *partial, const T *a, const T *x, const float *scale,
@@ -169,7 +169,7 @@ static __global__ void add_partial_sums_kernel(int64_t columns, float *out, cons
     out[c] += sum;
 }
 
-/* A block gives one sum, of numbers or of their squares. */
+/* Each block gives one sum, of numbers or of their squares. */
 #define TOTAL_THREADS 256
 #define TOTAL_BLOCKS 1024
 
@@ -188,7 +188,7 @@ template <typename N> __global__ void total_kernel(double *out, const N *x, int6
 
 /* ---- embedding and loss ---- */
 
-/* The rows of a chunk that have one token: sorted[begin .. begin of the next run). A warp has a run. */
+/* The rows of a chunk that have one token: sorted[begin .. begin of the next run). Each run has a warp. */
 typedef struct token_run {
     int32_t token, begin;
 } token_run;
@@ -210,8 +210,8 @@ __global__ void embedding_gradient_kernel(int64_t n_runs, float *dtable, const t
     });
 }
 
-/* A block has a row of logits. Losses of the row's targets, each times its weight, and the gradient of that, as
-   cross_entropy_kernel; both 0 where it has none. */
+/* Each block has a row of logits. It computes the losses of the row's targets, each times its weight, and their
+   gradient, as cross_entropy_kernel does; both are 0 without targets. */
 #define LOSS_WARPS 8
 
 static __device__ inline float block_best(float x, bool sum) {
@@ -238,7 +238,7 @@ __global__ void loss_kernel(T *dlogits, float *loss, const float *logits, const 
         return;
     }
     float highest = -INFINITY, total = 0;
-    for (int64_t c = first; c < width; c += step) { /* one reading: what was added is scaled when a higher one comes */
+    for (int64_t c = first; c < width; c += step) { /* reads once: the sum so far is scaled when a higher logit comes */
         if (x[c] > highest) {
             total *= expf(highest - x[c]);
             highest = x[c];
@@ -266,24 +266,26 @@ __global__ void loss_kernel(T *dlogits, float *loss, const float *logits, const 
 typedef struct decoder_tensor {
     char name[80];
     int64_t offset, rows, columns; /* of a vector: columns 0 */
-    double deviation;              /* of the first values; a vector's are 1 where it is a gain, else 0 */
+    /* standard deviation of the first values; a vector's are 1 if it is a gain, else 0 */
+    double deviation;
 } decoder_tensor;
 
-/* The parts that model_cuda.h's functions read are filled in: config, range, type, tokens, targets, loss, first_row,
+/* The members that model_cuda.h's functions read are filled in: config, range, type, tokens, targets, loss, first_row,
    rope and at, whose matrices are transposed here. */
 struct decoder : part {
     decoder_tensor *tensors; /* (n_tensors) */
     int64_t n_tensors;
     products *lt;
-    int recompute;           /* 1: a kept layer keeps its input alone */
+    int recompute;           /* 1: a kept layer keeps only its input */
     int64_t loss_rows;       /* rows of a slice of logits */
-    int32_t *sorted;         /* rows of each chunk by their tokens; as all that follows, chunk after chunk */
-    token_run *runs;         /* and one run more for each chunk, which only ends the one before */
+    /* rows of each chunk, sorted by their tokens; this and everything below is chunk after chunk */
+    int32_t *sorted;
+    token_run *runs;         /* plus one run for each chunk, which only ends the one before */
     const int64_t *first_run;/* (chunks + 1), in host memory */
     double *totals;          /* (TOTAL_BLOCKS + 2): loss of the batch, squared length of its gradient */
 };
 
-/* Multiples of 256 bytes for 16-bit numbers. */
+/* Places an array at a multiple of 256 bytes, counted in 16-bit numbers. */
 static int64_t place_of(int64_t *end, int64_t count) {
     const int64_t offset = *end;
     *end += (count + 127) / 128 * 128;
@@ -352,7 +354,7 @@ static void list_tensors(decoder *d) {
 static int64_t tensor_count(const decoder_tensor *t) { return t->rows * (t->columns > 0 ? t->columns : 1); }
 static int is_gain(const decoder_tensor *t) { return strstr(t->name, "norm.weight") != NULL; }
 
-/* NULL, or why the kernels, which read 16 bytes at a time, cannot do the model. */
+/* Returns NULL, or the reason why the kernels, which read 16 bytes at a time, cannot run the model. */
 static const char *decoder_fault(const model_config *c) {
     const char *fault = model_config_fault(c);
     if (fault) return fault;
@@ -362,7 +364,7 @@ static const char *decoder_fault(const model_config *c) {
     return NULL;
 }
 
-/* With its table on the device. */
+/* Makes the rotary record, with its table on the device. */
 static cf_rope upload_rope(const model_config *c, int64_t n_positions) {
     cf_rope rope = rope_of(c, n_positions);
     size_t bytes = 0;
@@ -376,7 +378,7 @@ static cf_rope upload_rope(const model_config *c, int64_t n_positions) {
     return rope;
 }
 
-/* Bytes that the arrays of decoder_new take; fills in the sizes of *d. */
+/* Returns the bytes of decoder_new's arrays; fills in the sizes of *d. */
 template <typename T> static double decoder_bytes(const model_config *c, decoder *d) {
     d->config = c;
     d->range = stage_of(c, 0, 1);
@@ -384,7 +386,7 @@ template <typename T> static double decoder_bytes(const model_config *c, decoder
     return (double)d->at.count * (4 * sizeof(float) + sizeof(T));
 }
 
-/* The whole model on the current device, without values yet. n_positions: of the longest sequence. */
+/* Allocates the whole model on the current device, without values. n_positions: length of the longest sequence. */
 template <typename T>
 static decoder decoder_new(const model_config *c, cf_dtype type, products *lt, int64_t n_positions) {
     decoder d = {};
@@ -413,20 +415,20 @@ static void decoder_free(decoder *d) {
     part_free(d);
 }
 
-/* Copies a tensor's numbers into the master weights, and rounded into the parameters. */
+/* Copies a tensor's numbers into the master weights and, rounded, into the parameters. */
 template <typename T> __global__ void round_kernel(int64_t n, T *parameters, const float *master) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) parameters[i] = from_float<T>(master[i]);
 }
 
-/* Parameters from the master weights, after these were written. */
+/* Rounds the master weights into the parameters after they were written. */
 template <typename T> static void round_parameters(const decoder *d) {
     MUST_CUDA(launch(round_kernel<T>, (d->at.count + 255) / 256, dim3(256), NULL, d->at.count, (T *)d->parameters,
                      (const float *)d->master));
     MUST_CUDA(cudaStreamSynchronize(NULL));
 }
 
-/* The values that training begins with, as model.h draws them: a thread has a number. */
+/* Draws the initial values as model.h does; each thread draws one number. */
 static __device__ inline uint64_t mix_on_device(uint64_t x) { /* mix64 */
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -459,7 +461,7 @@ template <typename T> static void draw_values(const decoder *d, uint64_t seed) {
 template <typename T> struct decoder_pass : pass_of<T> {
     const decoder *model;
     T *stream0;              /* of layer 0 ... */
-    int64_t stream_bytes;    /* ... and from layer to layer; 0 where all use the same */
+    int64_t stream_bytes;    /* ... and from layer to layer; 0 if all layers use the same */
     layer_activations_of<T> rest0;
     int64_t rest_bytes;
     T *gated;                /* (ffn) */
@@ -467,7 +469,7 @@ template <typename T> struct decoder_pass : pass_of<T> {
     T *dlogits;              /* (loss_rows, vocabulary) */
 };
 
-/* The arrays of a layer other than its input and what SwiGLU makes. */
+/* Takes the arrays of a layer except its input and SwiGLU's output. */
 template <typename T> static layer_activations_of<T> take_rest(area *a, const part *p) {
     layer_activations_of<T> l;
     memset(&l, 0, sizeof l);
@@ -483,7 +485,7 @@ template <typename T> static layer_activations_of<T> take_rest(area *a, const pa
     return l;
 }
 
-/* `n` layers' arrays; the distance between two of them, 0 with one for all. */
+/* Takes `n` layers' arrays; returns the distance between two of them, 0 if one serves all. */
 template <typename T> static int64_t take_rests(area *a, decoder_pass<T> *p, const decoder *d, int64_t n) {
     char *const begin = a->at;
     p->rest0 = take_rest<T>(a, d);
@@ -504,14 +506,14 @@ template <typename T> static int64_t take_streams(area *a, decoder_pass<T> *p, c
     return distance;
 }
 
-/* Lays out what is kept from forward to backward, or in the workspace of a forward that keeps nothing. */
+/* Lays out the arrays kept from forward to backward, or in the workspace of a forward that keeps nothing. */
 template <typename T> static void take_kept(area *a, decoder_pass<T> *p, const decoder *d, int keeps) {
     const int64_t n = keeps ? n_layers_of(d) : 1;
     p->stream_bytes = take_streams(a, p, d, n);
     if (!d->recompute) p->rest_bytes = take_rests(a, p, d, n);
 }
 
-/* Workspace by rows, then that of fixed size. */
+/* Takes the workspace by rows, then that of fixed size. */
 template <typename T> static void take_work(area *a, area *fixed, decoder_pass<T> *p, const decoder *d, int backward) {
     const model_config *c = d->config;
     if (d->recompute) p->rest_bytes = take_rests(a, p, d, 1);
@@ -524,7 +526,7 @@ template <typename T> static void take_work(area *a, area *fixed, decoder_pass<T
     p->dlogits = take_rows<T>(fixed, backward ? 0 : c->vocabulary);
 }
 
-/* Returns what the executor must know: bytes, for each token and for alignment. */
+/* Returns the executor's description of a stage: bytes, for each token and for alignment. */
 template <typename T> static cf_cuda_stage decoder_needs(const decoder *d) {
     decoder_pass<T> none = {};
     area kept = {NULL, 0, 0, 0};
@@ -536,7 +538,7 @@ template <typename T> static cf_cuda_stage decoder_needs(const decoder *d) {
     for (int backward = 0; backward < 2; backward++) {
         area work = {NULL, 0, 0, 0}, fixed = {NULL, 0, 0, 0};
         take_work(&work, &fixed, &none, d, backward);
-        if (!backward) take_kept(&work, &none, d, 0); /* of a forward that keeps nothing */
+        if (!backward) take_kept(&work, &none, d, 0); /* for a forward that keeps nothing */
         const int64_t alignment = (work.n_arrays + fixed.n_arrays) * ARRAY_ALIGNMENT;
         (backward ? needs.backward_bytes : needs.forward_bytes) = alignment + fixed.bytes_per_row * d->loss_rows;
         (backward ? needs.backward_bytes_per_token : needs.forward_bytes_per_token) = work.bytes_per_row;
@@ -559,7 +561,7 @@ template <typename T> static decoder_pass<T> begin_decoder_pass(const decoder *d
     return p;
 }
 
-/* Lets the arrays of a layer be those that attention and others find at p->kept.layer0. */
+/* Makes the arrays of a layer those that attention and others use, p->kept.layer0. */
 template <typename T> static layer_activations_of<T> use_layer(decoder_pass<T> *p, int64_t layer) {
     layer_activations_of<T> l = p->rest0;
     const int64_t n = layer * p->rest_bytes;
@@ -628,7 +630,7 @@ static void add_sums(decoder_pass<T> *p, float *out, int64_t columns, const T *a
 
 /* ---- one layer ---- */
 
-/* Up to gate and up: all that a backward needs. */
+/* Runs a layer up to gate and up, which is all that a backward needs. */
 template <typename T> static void layer_inside(decoder_pass<T> *p, int64_t layer) {
     const decoder *own = p->model;
     const layout *at = &own->at;
@@ -654,8 +656,8 @@ template <typename T> static void decoder_layer_forward(decoder_pass<T> *p, int6
     project(p, p->rows, stream_after_layer(p, layer), a.gated, w + own->at.down, f, h, none, a.middle);
 }
 
-/* The gradient by the layer's output, in the stream after it, becomes that of its input, in the stream before it. Each
-   weight has its gradient as soon as both factors are there. */
+/* Turns the gradient of the layer's output, in the stream after it, into that of its input, in the stream before it.
+   Each weight gets its gradient as soon as both factors are there. */
 template <typename T> static void feed_forward_backward(decoder_pass<T> *p, int64_t layer) {
     const decoder *own = p->model;
     const layout *at = &own->at;
@@ -694,7 +696,7 @@ template <typename T> static void attention_part_backward(decoder_pass<T> *p, in
 
 /* ---- the ends of the model ---- */
 
-/* Loss and gradient of one slice of rows: of the head's weight, and of its input in the place of that. */
+/* Computes loss and gradients of one slice of rows: of the head's weight, and of its input, which it overwrites. */
 template <typename T> static void head_slice(decoder_pass<T> *p, int64_t begin, int64_t rows) {
     const decoder *own = p->model;
     const int64_t h = own->config->hidden, v = own->config->vocabulary, first = p->first_row + begin;
@@ -710,7 +712,7 @@ template <typename T> static void head_slice(decoder_pass<T> *p, int64_t begin, 
     project_back(p, rows, normed, p->dlogits, w, h, v);
 }
 
-/* In the one forward of a chunk that keeps its activations. */
+/* Runs the head, in the one forward of a chunk that keeps its activations. */
 template <typename T> static void head_pass(decoder_pass<T> *p) {
     const decoder *own = p->model;
     const int64_t h = own->config->hidden;
@@ -770,14 +772,14 @@ template <typename T> static int decoder_backward(const decoder *d, const cf_cud
    >>optimizer    AdamW with the whole gradient clipped to a length
    ================================================================================================================ */
 
-/* *out = sum of x, or of its squares: by blocks, then of these. */
+/* *out = sum of x, or of its squares: by blocks, then over the blocks. */
 static void add_up(const decoder *d, double *out, const float *x, int64_t count, int squared, cudaStream_t stream) {
     const int64_t blocks = max_of(1, min_of(TOTAL_BLOCKS, (count + TOTAL_THREADS - 1) / TOTAL_THREADS));
     MUST_CUDA(launch(total_kernel<float>, blocks, dim3(TOTAL_THREADS), stream, d->totals, x, count, squared));
     MUST_CUDA(launch(total_kernel<double>, 1, dim3(TOTAL_THREADS), stream, out, (const double *)d->totals, blocks, 0));
 }
 
-/* squares: squared length of the gradient, on the device. gradient_scale of k is not used; clip 0: any length. */
+/* squares: squared length of the gradient, on the device. k's gradient_scale is not used; clip 0: no limit. */
 template <typename T>
 __global__ void adamw_kernel(int64_t n, T *parameters, float *master, float *first, float *second,
                              const float *gradient, const double *squares, adam_numbers k, float decay, float clip) {

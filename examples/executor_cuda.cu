@@ -1,11 +1,11 @@
-/* executor_cuda.cu - a decoder cut into stages and trained chunk by chunk on GPUs - MIT or public domain
+/* executor_cuda.cu - a decoder divided into stages and trained chunk by chunk on GPUs - MIT or public domain
 
        nvcc -O3 -std=c++17 -arch=native examples/executor_cuda.cu chunkflow_cuda.cu -lcublas -o executor_cuda
        ./executor_cuda --stages 2 --schedule 1f1b --k 2 docs/        trains; --devices 2: a device a stage
        ./executor_cuda --check --type fp32 --chunk-size 128 --synthetic 900,40,300    against unchunked gradients
        ./executor_cuda --ranks 4                                     a process a stage: -DCHUNKFLOW_NCCL, -lnccl
 
-   A trainer meets the executor four times:
+   A trainer uses the executor in four places:
        executor_make    once: bytes that each stage needs for a token, the two callbacks, streams and devices
        load_batch       for each batch: pack, schedule, load; nothing is allocated after that
        on_forward, on_backward    put one pass of one chunk on a stream (model_cuda.h)
@@ -15,7 +15,7 @@
 
 #define _POSIX_C_SOURCE 200809L
 #define OWN_END_PROGRAM
-#define TRAIN_FLOAT64 /* weights on the host, and model.h's gradients with which --check compares, are doubles */
+#define TRAIN_FLOAT64 /* weights on the host, and model.h's gradients for --check, are doubles */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
@@ -66,11 +66,11 @@ typedef struct settings {
     cf_attention_path path;
     int64_t devices, ranks, batch, prompt, longest, seed;
     int64_t window;          /* keys that a query sees; 0: all */
-    int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
+    int64_t stream;          /* bytes of the ring for states in host memory; 0: they are on the device */
     int64_t stream_rows;     /* of a block of it */
     int outputs;             /* replays do not attend: cf_executor_desc.outputs */
     length_list synthetic;
-    length_list with, shared; /* what they begin alike with: see share_documents */
+    length_list with, shared; /* prefixes of synthetic documents: see share_documents */
     const char **paths;
     int64_t n_paths;
     const char *plan, *timeline;
@@ -186,15 +186,15 @@ typedef struct trainer {
     int rank;                  /* the stage that this process runs; -1: all */
     int *devices;              /* (n_stages) */
     cublasHandle_t *cublas;    /* (n_stages) */
-    part *parts;               /* (n_parts); all zero where another process has the part */
+    part *parts;               /* (n_parts); all zero if another process has the part */
     cf_cuda_stage *needs;      /* (n_parts) */
-    struct weights weights;    /* what the parts began with */
+    struct weights weights;    /* initial values of the parts */
     cf_executor *executor;
     struct ncclComm *nccl;
 
     struct documents documents;
     data_order order;
-    struct batch batch;        /* loaded, as all that follows */
+    struct batch batch;        /* loaded, like everything below */
     cf_plan *plan;
     cf_schedule *schedule;
     cf_token_rows rows;        /* of all chunks, on the host ... */
@@ -210,7 +210,7 @@ static cudaStream_t stream_of(const trainer *t, int64_t v) {
     return cf_executor_stream(t->executor, stage_of_part(t, v));
 }
 
-/* The callbacks: which part of the model is meant stands in the step. */
+/* The callbacks; the step says which part of the model to run. */
 template <typename T> static int on_forward(void *user, const cf_cuda_step *step) {
     return part_forward<T>(&((trainer *)user)->parts[step->step->action.stage], step);
 }
@@ -219,7 +219,7 @@ template <typename T> static int on_backward(void *user, const cf_cuda_step *ste
     return part_backward<T>(&((trainer *)user)->parts[step->step->action.stage], step);
 }
 
-/* slots: blocks of the ring, where the state streams. */
+/* slots: blocks of the ring, if the state streams. */
 template <typename T> static void executor_make(trainer *t, int64_t slots) {
     const settings *s = t->settings;
     cf_executor_desc desc;
@@ -251,7 +251,7 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     }
 }
 
-/* Tokens, targets and weights of the plan's chunks. A shared token counts for every sequence that has it. */
+/* Fills in tokens, targets and weights of the plan's chunks. A shared token counts for every sequence that has it. */
 static void fill_rows(trainer *t) {
     double *ones = TAKE(double, t->batch.count);
     cf_metadata_desc desc;
@@ -268,7 +268,7 @@ static void fill_rows(trainer *t) {
     free(ones);
 }
 
-/* Tokens for the first stage, targets for the last one. */
+/* Uploads tokens for the first stage and targets for the last one. */
 static void upload_rows(trainer *t) {
     const cf_token_rows &r = t->rows;
     for (int64_t v = 0; v < t->n_parts; v++) {
@@ -288,7 +288,7 @@ static void upload_rows(trainer *t) {
 /* Packs, schedules and loads the next batch. Every process does the same, so all have the same plan and schedule. */
 static void load_batch(trainer *t) {
     const settings *s = t->settings;
-    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_plan *old_plan = t->plan; /* the executor uses these until the next load */
     cf_schedule *old_schedule = t->schedule;
     batch_free(&t->batch);
     t->batch = batch_new(s->synthetic.count > 0 ? t->documents.count : s->batch);
@@ -304,8 +304,8 @@ static void load_batch(trainer *t) {
     cf_plan_free(old_plan);
 }
 
-/* Loss and gradients of the loaded batch: the mean over its targets, and sums over them. The loss is 0 where another
-   process has the head. */
+/* Computes loss (the mean over the targets) and gradients (sums over them) of the loaded batch. The loss is 0 if
+   another process has the head. */
 static double run_batch(trainer *t) {
     cf_error error;
     double loss = 0;
@@ -327,7 +327,7 @@ static double run_batch(trainer *t) {
     return loss * batch_loss_weight(&t->batch);
 }
 
-/* Adam, on the streams of the stages: the next batch comes behind it there. */
+/* Runs Adam on the stages' streams, which order it before the next batch. */
 template <typename T> static void update_weights(trainer *t, int64_t step) {
     const optimizer_config *c = &t->settings->optimizer;
     const double n = (double)(step + 1);
@@ -398,7 +398,7 @@ static void close_written(FILE *file, const char *path) {
     if (fclose(file) != 0) fail(EXIT_CHECK_FAILED, "%s: %s", path, strerror(errno));
 }
 
-/* All processes make the timeline, the first one writes it. */
+/* All processes make the timeline; the first one writes it. */
 static void write_files(const trainer *t) {
     const settings *s = t->settings;
     cf_timeline *timeline = NULL;
@@ -423,11 +423,15 @@ static int64_t count_passes(const cf_schedule *schedule, int kind) {
     return n;
 }
 
-/* Returns how far apart gradients may be, relative to each tensor's length as a vector. Chunks only change the order
-   in which products are added up. fp32: unit roundoff 6e-8; sums of n tokens that are added in another order differ
-   by about sqrt(n) of it, through as many layers as there are: 1e-5 leaves room for some thousand tokens. With
-   16-bit numbers such a difference moves some activations to a neighbour, 2^-8 (bf16) or 2^-11 (fp16) away: 2 of
-   those if all were. Against float64 every activation is off by that much, and each layer adds its dozen; and with a
+/* Returns the allowed difference of gradients, relative to each tensor's length as a vector.
+
+   fp32: chunks only change the order of sums. With unit roundoff 6e-8, sums of n tokens in another order differ by
+   about sqrt(n) of it, through all layers: 1e-5 leaves room for several thousand tokens.
+
+   16 bits: such a difference moves some activations to a neighbouring number, 2^-8 (bf16) or 2^-11 (fp16) away; two of
+   those if all moved.
+
+   rounded_anew: against float64 every activation is off by that much, and each layer adds its dozen. So is it with a
    state that streams, because attention that takes its keys in another order rounds every probability relative to
    another maximum. */
 static double limit_of(cf_dtype type, int rounded_anew) {
@@ -435,7 +439,7 @@ static double limit_of(cf_dtype type, int rounded_anew) {
     return (type == CF_DTYPE_FP16 ? 1.0 / 2048 : 1.0 / 256) * (rounded_anew ? 12 : 2);
 }
 
-/* Runs the loaded batch. Returns the loss. */
+/* Runs the loaded batch and downloads the gradients. Returns the loss. */
 static double run_and_download(trainer *t, const weights *gradient) {
     const double loss = run_batch(t);
     for (int64_t v = 0; v < t->n_parts; v++)
@@ -443,7 +447,7 @@ static double run_and_download(trainer *t, const weights *gradient) {
     return loss;
 }
 
-/* The same blocks in rings of other lengths must give the same bits. */
+/* Checks that the same blocks in rings of other lengths give the same bits. */
 template <typename T>
 static int check_rings(trainer *t, const weights *own, const weights *again, const char *owned, double loss) {
     int ok = 1;
@@ -461,7 +465,7 @@ static int check_rings(trainer *t, const weights *own, const weights *again, con
     return ok;
 }
 
-/* Loads a batch, runs it twice and asks for the same bits; then compares with unchunked gradients. */
+/* Loads a batch, runs it twice and compares the bits; then compares with unchunked gradients. */
 template <typename T> static int check_batch(trainer *t) {
     static const char *const types[] = {"", "bf16", "fp16", "fp32"};
     const settings *s = t->settings;
@@ -494,7 +498,7 @@ template <typename T> static int check_batch(trainer *t) {
     if (!has_loss) losses[0] = loss;
     ok &= compare_gradients("unchunked, without the executor:", &own, &other, owned, losses[0], loss,
                             limit_of(s->type, s->stream > 0 || s->with.count > 0));
-    if (s->type != CF_DTYPE_FP32 && s->path != CF_ATTENTION_UNFUSED) { /* the other kernel for dq */
+    if (s->type != CF_DTYPE_FP32 && s->path != CF_ATTENTION_UNFUSED) { /* tests the other kernel for dq */
         attention = attention_of(s, 0);
         loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, &attention);
         ok &= compare_gradients("unchunked, dq by atomic sums:", &own, &other, owned, losses[0], loss,
@@ -599,7 +603,7 @@ template <typename T> static int run(const settings *s, int rank, const ncclUniq
         MUST_CUDA(cudaSetDevice(t.devices[rank]));
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.maxCTAs = CF_NCCL_CHANNELS;
-        config.blocking = 0; /* so that a process which dies holds nobody up */
+        config.blocking = 0; /* so that a process that dies blocks no other */
         MUST_NCCL(ncclCommInitRankConfig(&t.nccl, (int)t.n_stages, *id, rank, &config));
     }
 #else
@@ -623,9 +627,9 @@ static int run_type(const settings *s, int rank, const ncclUniqueId *id) {
 }
 
 #ifdef CHUNKFLOW_NCCL
-#define GRACE 10 /* seconds that the other processes have, to say what they know, once one has failed */
+#define GRACE 10 /* seconds for the other processes to report, once one has failed */
 
-/* Waits for all processes; kills those that do not end after another one has failed. Returns the highest status. */
+/* Waits for all processes; kills those that do not end after another has failed. Returns the highest status. */
 static int wait_for_ranks(const pid_t *children, int n) {
     int worst = 0, status = 0;
     double deadline = INFINITY;
@@ -646,8 +650,8 @@ static int wait_for_ranks(const pid_t *children, int n) {
     return worst;
 }
 
-/* Makes a process for each stage before anything has touched CUDA, which does not survive a fork. Every one has a pipe
-   through which the first one tells it the id of the communicator. */
+/* Forks a process for each stage before any CUDA call, because CUDA does not survive a fork. Each has a pipe for the
+   communicator's id, which the first process sends. */
 static int run_ranks(const settings *s) {
     const int n = (int)s->ranks;
     pid_t *children = TAKE(pid_t, n);

@@ -1,7 +1,7 @@
-/* feed_forward.h - the feed-forward branches: dense, and experts of which each row chooses some - MIT or public domain
+/* feed_forward.h - the feed-forward branches: dense, and experts of which each row uses some - MIT or public domain
 
-   Neither looks at other rows. What chunks must be told of each other is only how often each expert was chosen in the
-   rest of a sequence, for the balance loss: see routing in parts.h. */
+   Neither reads other rows. Chunks share only how often each expert was chosen in the rest of a sequence, for the
+   balance loss: see routing in parts.h. */
 
 #ifndef TRAIN_FEED_FORWARD_H
 #define TRAIN_FEED_FORWARD_H
@@ -87,7 +87,7 @@ static inline int16_t *routes_of(const pass *p, int64_t i, int64_t row) {
     return routes_at(p->routing, p->rows->chunk, p->stage.first_layer + i, row);
 }
 
-/* The highest scores' experts, the lower number first where two are equal. */
+/* Chooses the experts with the highest scores; of equal ones the lower number. */
 static inline void choose_experts(int16_t *route, const real *score, int64_t experts, int64_t active) {
     for (int64_t j = 0; j < active; j++) {
         int best = -1;
@@ -115,7 +115,7 @@ static inline void expert_before(const pass *p, int64_t i, const row_block *b) {
     }
 }
 
-/* Counts, in the one forward of a chunk that is no replay. */
+/* Counts routes only in a chunk's first forward, not in a replay. */
 static inline void expert_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const routing *r = p->routing;
@@ -152,7 +152,7 @@ static inline void expert_after(const pass *p, int64_t i, const row_block *b) {
     }
 }
 
-/* dgated becomes share * (W_down dout) of each chosen expert, and dscore what the shares' gradients make of it. */
+/* Sets dgated to share * (W_down dout) for each chosen expert, and dscore from the shares' gradients. */
 static inline void expert_after_backward(const pass *p, int64_t i, const row_block *b) {
     const model_config *c = p->config;
     const layer_weights *transposed = &p->scratch->transposed;
@@ -182,7 +182,7 @@ static inline void expert_after_backward(const pass *p, int64_t i, const row_blo
     }
 }
 
-/* Adds the balance loss's part, and goes through the router. */
+/* Adds the balance loss's gradient, and runs backward through the router. */
 static inline void expert_before_backward(const pass *p, int64_t i, const row_block *b) {
     const model_config *c = p->config;
     const layer_activations a = kept_rows(p, i, b->first);
@@ -204,7 +204,7 @@ static inline void expert_before_backward(const pass *p, int64_t i, const row_bl
     linear_backward(s->dnormed2, MATMUL_ADD, s->dscore, p->scratch->transposed.router, b->count, c->hidden, experts);
 }
 
-/* The experts' own gradients are not here, because each has only its rows: expert_gradients. */
+/* Leaves out the experts' own gradients, because each expert has only its rows: see expert_gradients. */
 static inline int64_t expert_jobs(matrix_job *jobs, const pass *p, int64_t i, const weights *gradient) {
     const model_config *c = p->config;
     const layer_weights *w = weights_of(p, i), *g = &gradient->layers[p->stage.first_layer + i];

@@ -1,4 +1,5 @@
 /* hello.c - pack a batch into chunks, order the passes, run them - MIT or public domain
+
    cc examples/hello.c -o hello && ./hello */
 
 #define CHUNKFLOW_IMPLEMENTATION

@@ -1,4 +1,5 @@
-/* hello_tree.c - answers that share a prompt: it is computed once, and they go on from its state - MIT or public domain
+/* hello_tree.c - answers that share a prompt: it is computed once, and they continue its state - MIT or public domain
+
    cc examples/hello_tree.c -o hello_tree && ./hello_tree */
 
 #define CHUNKFLOW_IMPLEMENTATION
@@ -25,8 +26,8 @@ static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_s
     if (result == CF_OK) {
         printf("%s  chunk %d  %5lld rows", cf_pass_name((cf_pass)step->action.pass), (int)chunk, (long long)m.rows);
         for (i = step->path; i >= 0; i = steps->paths[i].up) {
-            const cf_path *path = &steps->paths[i]; /* its K and V are read; a backward adds to its dK and dV */
-            const int64_t before = plan->chunks[chunk].prefix - path->begin; /* of its rows, those before the chunk */
+            const cf_path *path = &steps->paths[i]; /* read its K and V; in a backward, add to its dK and dV */
+            const int64_t before = plan->chunks[chunk].prefix - path->begin; /* its rows before this chunk */
             printf("  path: %lld of chain %lld in slot %d%s", (long long)(before < path->rows ? before : path->rows),
                    (long long)path->chain, path->state, path->clear == step->position ? ", cleared" : "");
         }
@@ -74,7 +75,7 @@ int main(void) {
     }
     result = cf_shared_prefixes_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
     if (result == CF_OK) result = cf_pack(lengths, ANSWERS, &packing, &plan, &error);
-    /* Forwards alone keep nothing, and also run the prompt once. */
+    /* Forwards alone keep nothing, and run the prompt only once as well. */
     if (result == CF_OK) result = run_all(plan, &scores, &loss, &error);
     if (result == CF_OK) result = run_all(plan, &order, &loss, &error);
     if (result == CF_OK) {

@@ -1,9 +1,9 @@
 /* hf_model.h - a decoder's weights from a Hugging Face folder, and back - MIT or public domain
 
-   A folder holds config.json and model.safetensors, or the parts that model.safetensors.index.json names. It is read
-   as the chunkflow command reads a config.json; only what is built like Qwen2.5 is taken. What is written is one
-   model.safetensors, or as many parts as it takes and their index, beside the config.json that was read, or one that
-   says what was trained. */
+   A folder holds config.json and model.safetensors, or the files that model.safetensors.index.json names. config.json
+   is read as the chunkflow command reads one; only models built like Qwen2.5 are accepted. Written are one
+   model.safetensors, or as many files as needed and their index, together with the config.json that was read, or a new
+   one for a model that was not. */
 
 #ifndef TRAIN_HF_MODEL_H
 #define TRAIN_HF_MODEL_H
@@ -22,7 +22,7 @@ extern "C" {
 
 typedef struct hf_model {
     char *folder;
-    char *config; /* text of config.json, as it is written again */
+    char *config; /* text of config.json, written back unchanged */
     char *paths[HF_MAX_PARTS];
     safetensors parts[HF_MAX_PARTS];
     int64_t n_parts;
@@ -51,7 +51,7 @@ static void must_read(int code) {
 
 /* ---- config.json ---- */
 
-/* The members of a config that a model for planning does not need. */
+/* The members of a config that planning does not need. */
 typedef struct config_rest {
     double rope_theta, norm_epsilon;
     uint32_t activation;
@@ -65,7 +65,7 @@ static int read_config_rest(const json_document *document, model_config *out) {
         {"hidden_act", JSON_TEXT_OF, offsetof(config_rest, activation), 1, 1, NULL},
         {"use_sliding_window", JSON_BOOL, offsetof(config_rest, sliding_window), 1, 1, NULL},
         {NULL, JSON_INT, 0, 0, 0, NULL}};
-    config_rest rest = {10000, 1e-6, 0, 0}; /* what Hugging Face takes where they are missing */
+    config_rest rest = {10000, 1e-6, 0, 0}; /* Hugging Face's defaults for missing members */
     char activation[16] = "silu";
     const int code = json_read_object(document, 0, fields, &rest, NULL);
     if (code != CLI_OK) return code;
@@ -81,7 +81,7 @@ static int read_config_rest(const json_document *document, model_config *out) {
     return CLI_OK;
 }
 
-/* NULL, or why the decoder cannot be such a model. */
+/* Returns NULL, or the reason why the decoder cannot run this model. */
 static const char *architecture_fault(const cf_model *m) {
     if (!m->qkv_bias || m->out_bias || m->mlp_bias || m->qk_norm || m->no_gate || m->kinds)
         return "it is built otherwise than Qwen2.5";
@@ -125,14 +125,14 @@ static void open_part(hf_model *m, const char *name) {
     m->n_parts++;
 }
 
-/* The part of this file, or NULL. */
+/* Returns the file that has this tensor, or NULL. */
 static const safetensors *find_part(const hf_model *m, const char *name) {
     for (int64_t i = 0; i < m->n_parts; i++)
         if (strcmp(strrchr(m->paths[i], '/') + 1, name) == 0) return &m->parts[i];
     return NULL;
 }
 
-/* Every tensor is in the part that the map names, and in no other one. */
+/* Checks that every tensor is in the file that the map names, and in no other one. */
 static void check_index(const hf_model *m, const json_document *d, uint32_t map) {
     char name[SAFETENSORS_NAME], file[SAFETENSORS_NAME];
     uint32_t at = map + 1;
@@ -180,7 +180,7 @@ static void open_parts(hf_model *m) {
     free(index);
 }
 
-/* Tensors that the model has no place for would be lost when it is written. */
+/* Refuses tensors that the model has no place for, because they would be lost on saving. */
 static void refuse_strangers(const hf_model *m, const decoder *d) {
     for (int64_t i = 0; i < m->n_parts; i++) {
         const safetensors *s = &m->parts[i];
@@ -192,7 +192,7 @@ static void refuse_strangers(const hf_model *m, const decoder *d) {
     }
 }
 
-#define HF_PIECE ((int64_t)16 << 20) /* numbers that are read at once */
+#define HF_PIECE ((int64_t)16 << 20) /* numbers read at a time */
 
 static void load_tensor(const hf_model *m, const decoder *d, const decoder_tensor *t, float *buffer) {
     int64_t which = 0;
@@ -207,7 +207,7 @@ static void load_tensor(const hf_model *m, const decoder *d, const decoder_tenso
     }
 }
 
-/* Fills the model's weights from the folder whose config.json was read. */
+/* Loads the model's weights from the folder whose config.json was read. */
 template <typename T> static void hf_load(hf_model *m, const decoder *d) {
     float *buffer = TAKE(float, HF_PIECE);
     open_parts(m);
@@ -253,15 +253,15 @@ static void write_config(const hf_model *m, const decoder *d, const char *folder
     free(path);
 }
 
-/* The tensors to be written, in the model's order, and the part that each of them goes to. */
+/* The tensors to write, in the model's order, and the file of each. */
 typedef struct hf_parts {
     tensor_source *sources; /* (n) part by part */
     int64_t n, n_parts, bytes;
     int64_t *first;         /* (n_parts + 1) */
 } hf_parts;
 
-/* A part is full where the next tensor would make it larger than `most` bytes; a larger tensor has one to itself. The
-   last part that a reader takes has all the rest. */
+/* Divides the tensors into files. A file ends where the next tensor would make it larger than `most` bytes; a larger
+   tensor has its own file. The last file that a reader accepts has all the rest. */
 static hf_parts hf_parts_new(const decoder *d, tensor_dtype dtype, int64_t most) {
     hf_parts p = {TAKE(tensor_source, d->n_tensors), d->n_tensors, 0, 0, TAKE(int64_t, d->n_tensors + 1)};
     int64_t held = 0;
@@ -284,13 +284,13 @@ static void hf_parts_free(hf_parts *p) {
     free(p->first);
 }
 
-/* As Hugging Face names them. */
+/* Names a file as Hugging Face does. */
 static void part_name(char *to, size_t room, const hf_parts *p, int64_t which) {
     if (p->n_parts == 1) snprintf(to, room, "model.safetensors");
     else snprintf(to, room, "model-%05lld-of-%05lld.safetensors", (long long)which + 1, (long long)p->n_parts);
 }
 
-/* A line of the index: a tensor and its file, by which the lines are sorted. */
+/* A line of the index: a tensor and its file. Lines are sorted by tensor. */
 typedef struct index_line {
     const char *name;
     int64_t file;
@@ -336,10 +336,10 @@ static void remove_if_there(const char *path) {
     if (remove(path) != 0 && errno != ENOENT) fail(EXIT_CHECK_FAILED, "%s cannot be removed", path);
 }
 
-/* Writes config.json and weights, in parts of `most` bytes, into an existing folder. An older index is removed
-   before its parts are overwritten, and the new one is written when all parts are complete. So the rest of an
-   interrupted save is never taken for weights. Last, older weights in the other form are removed, which readers would
-   take for these. */
+/* Writes config.json and weights, in files of `most` bytes, into an existing folder. An older index is removed before
+   its files are overwritten, and the new one is written when all files are complete. So the remains of an interrupted
+   save are never taken for weights. Last, it removes older weights in the other form (one file, or several with an
+   index), which readers would take for these. */
 template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder, int64_t most) {
     const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
     hf_parts p = hf_parts_new(d, dtype, most);

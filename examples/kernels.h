@@ -3,8 +3,8 @@
    Matrices are row-major: rows are tokens of a chunk, columns are features. Every forward overwrites its output; every
    backward overwrites gradients of activations (unless it says "adds") and adds to gradients of parameters.
 
-   Determinism: the functions here know nothing of threads. Each output is one sum that always runs in the same order,
-   however the caller shares out rows or tiles. So results have the same bits for any number of threads, and a second
+   Determinism: these functions do not depend on threads. Each output is one sum that always runs in the same order,
+   however the caller divides rows or tiles. So results have the same bits for any number of threads, and a second
    forward repeats the first.
 
    Sections: >>matmul >>norm >>rope >>attention >>feed-forward >>dropout >>embedding >>loss. */
@@ -34,8 +34,8 @@ static inline matrix_view transposed_of(const real *data, int64_t n_columns) {
     return view;
 }
 
-/* out[n] += sum over k of x[k * step] * y[k][n]. Four rows of y at a time, so that out is loaded and stored a quarter
-   as often; compilers turn the loop into vector code as it stands. Here is where the time of training goes. */
+/* out[n] += sum over k of x[k * step] * y[k][n]. It takes four rows of y at a time, so that out is loaded and stored a
+   quarter as often; compilers vectorise the loop as it is. Most of the training time is spent here. */
 static inline void matmul_row(real *restrict out, const real *x, int64_t step, const real *restrict y, int64_t columns,
                               int64_t depth) {
     int64_t k = 0;
@@ -53,7 +53,7 @@ static inline void matmul_row(real *restrict out, const real *x, int64_t step, c
 
 typedef enum matmul_mode { MATMUL_SET, MATMUL_ADD } matmul_mode;
 
-#define DEPTH_BLOCK 32 /* rows of b that stay in the cache while all rows of a pass over them; a multiple of 4 */
+#define DEPTH_BLOCK 32 /* rows of b that stay in the cache while all rows of a use them; a multiple of 4 */
 
 /* out[m][n] = or += sum over k of a(m, k) * b[k][n], plus bias[n] unless that is NULL. */
 static inline void matmul(real *out, matmul_mode mode, matrix_view a, const real *b, const real *bias, int64_t rows,
@@ -95,8 +95,8 @@ static inline void linear_backward(real *dx, matmul_mode mode, const real *dout,
     matmul(dx, mode, matrix_of(dout, outputs), transposed, NULL, rows, inputs, outputs);
 }
 
-/* A matrix for each head: out[head][o] = sum over i of x[head][i] * weight[head][i][o]. A head's part of a row of x and
-   out may be wider than that; the strides say how wide. */
+/* Has a matrix for each head: out[head][o] = sum over i of x[head][i] * weight[head][i][o]. Strides of rows of x and
+   out may be larger than the heads' own parts. */
 static inline void heads_forward(real *out, int64_t out_stride, const real *x, int64_t x_stride, const real *weight,
                                  int64_t rows, int64_t heads, int64_t inputs, int64_t outputs) {
     for (int64_t at = 0; at < rows * heads; at++) {
@@ -153,7 +153,7 @@ static inline void rmsnorm_backward(real *dx, const real *dout, const real *x, c
     for (int64_t row = 0; row < rows; row++) {
         const real *from = x + row * width, *d = dout + row * width;
         real *to = dx + row * width;
-        real along = 0; /* mean of dout * gain * x / rms: the part of the gradient that the division by rms takes out */
+        real along = 0; /* mean of dout * gain * x / rms: the part of the gradient that dividing by rms removes */
         for (int64_t c = 0; c < width; c++) along += d[c] * gain[c] * from[c];
         along *= scale[row] / (real)width;
         for (int64_t c = 0; c < width; c++) to[c] += scale[row] * (d[c] * gain[c] - from[c] * scale[row] * along);
@@ -171,8 +171,8 @@ static inline void rmsnorm_backward_gain(real *dgain, const real *dout, const re
    >>rope    rotary position embedding, the form that pairs feature i with feature i + head_dim / 2
    ================================================================================================================ */
 
-/* The angles of each row: cosine and sine are (rows, head_dim / 2). They depend on the token's position in its own
-   sequence, so a token gets the same ones in whatever chunk it lies. */
+/* Computes the angles of each row: cosine and sine are (rows, head_dim / 2). They depend on the token's position in its
+   own sequence, so a token has the same angles in any chunk. */
 static inline void rope_angles(real *cosine, real *sine, const int32_t *position, int64_t rows, int64_t head_dim,
                                double theta) {
     int64_t half = head_dim / 2;
@@ -185,8 +185,8 @@ static inline void rope_angles(real *cosine, real *sine, const int32_t *position
     }
 }
 
-/* Rotates the first `head_dim` numbers of each head of x (rows, heads, stride) in place: direction 1 forward, -1
-   backward, for the inverse of a rotation is its transpose. */
+/* Rotates the first `head_dim` numbers of each head of x (rows, heads, stride) in place. direction: 1 forward, -1
+   backward, because the inverse of a rotation is its transpose. */
 static inline void rope_rotate_part(real *x, int64_t stride, const real *cosine, const real *sine, int64_t rows,
                                     int64_t heads, int64_t head_dim, int direction) {
     int64_t half = head_dim / 2;
@@ -212,28 +212,29 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
    >>attention    grouped-query, causal, variable-length, block after block of keys
 
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the chain's state) followed by its own
-   rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
-   cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
-   last query sees all keys, or, with a window, the last `window` of them, or those of its own block.
-   Only slice 0 has a prefix. With sinks each softmax has one term more, whose value is 0.
+   rows. They are described as for flash_attn_varlen_func: sequence s has the queries cu_seqlens_q[s] .. cu_seqlens_q[s
+   + 1], and keys in the same way. The mask is causal and aligned bottom-right: with more keys than queries, the last
+   query sees all keys, or with a window the last `window` of them, or those of its own block. Only slice 0 has a
+   prefix. With sinks each softmax has one more term, whose value is 0.
 
    Keys come in blocks: any number of blocks of the prefix, in order, and then the chunk's own rows.
 
        forward     attention_forward_begin,  attention_forward_tile of each block,  attention_forward_end
        backward    attention_backward_begin,  attention_backward_queries and attention_backward_keys of each block
 
-   Between two blocks the forward leaves the highest score, the sum and the weighted sum of V of each query, unscaled,
-   where its results will be; the backward adds to dQ, and dK and dV of a block of the prefix are finished with it. If
-   each block of the prefix but the last is a whole number of KEY_BLOCK keys, how the prefix is cut changes no bit. The
-   first block begins where the first query's window does; keys before that are never looked at.
+   Between two blocks the forward leaves three unscaled results of each query in the place of its outputs: the highest
+   score, the sum of weights, and the weighted sum of V. The backward adds to dQ; dK and dV of a block of the prefix are
+   final after it. If each block of the prefix except the last has a multiple of KEY_BLOCK keys, the choice of blocks
+   changes no bit. The first block begins where the first query's window does; earlier keys are never read.
 
-   Where sequences share rows, keys lie in several places, and each slice sees its own part of each of them: a key_level
-   says which. What goes from block to block goes from place to place as well. (Kernels that finish with each call merge
-   their results by log-sum-exp.)
+   If sequences share rows, keys are in several places, and each slice sees its own part of each place, which a
+   key_level describes. The forward's results also carry over from place to place. (Kernels that finish with each call
+   merge their results by log-sum-exp.)
 
-   No matrix of scores is ever stored: LANES queries (or keys) are handled side by side, the softmax runs along with the
-   sum (as in flash attention), and the backward computes the probabilities anew from the stored log-sum-exp.
-   ================================================================================================================ */
+   No matrix of scores is stored. LANES queries (or keys) are handled side by side, the softmax is updated along with
+   the sum (as in flash attention), and the backward recomputes the probabilities from the stored log-sum-exp.
+   ================================================================================================================
+   */
 
 #define LANES 32     /* queries, or keys, of a tile */
 #define KEY_BLOCK 32 /* keys between two corrections of the running softmax; a multiple of LANES */
@@ -242,37 +243,37 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
 /* LANES queries of one slice, or LANES of its keys in one block. */
 typedef struct attention_tile {
     int32_t slice;
-    int64_t first; /* counted in the slice, or in its part of the block */
+    int64_t first; /* counted within the slice, or within its part of the block */
 } attention_tile;
 
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
-    int64_t window;              /* keys that a query sees, its own included; 0: all up to its own; less: those of its
-                                    block of -window keys, counted from the first of the sequence */
-    double scale;                /* of scores; 0: 1 / sqrt(head_dim) */
-    const real *sinks;           /* (heads) a score of nothing; NULL: there is none */
+    int64_t window;              /* keys that a query sees, its own included; 0: all up to its own; below 0: those of
+                                    its block of -window keys, counted from the start of the sequence */
+    double scale;                /* of scores; 0 means 1 / sqrt(head_dim) */
+    const real *sinks;           /* (heads) a score without a value; NULL: none */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
-    const int32_t *position;     /* (rows) with key_levels, and then cu_seqlens_k is not looked at; else NULL */
+    const int32_t *position;     /* (rows) with key_levels, which replace cu_seqlens_k; else NULL */
     const attention_tile *tiles; /* all rows, as queries or as own keys; those of slice 0 come first */
     int64_t n_tiles;
     const real *q;               /* (rows, heads, head_dim) */
 } attention_problem;
 
 /* The rows of a place of keys that rows of the chunk see: rows cu_seqlens_q[t] .. cu_seqlens_q[t + 1] - 1 see all of
-   the rows cu_seqlens_k[t] .. cu_seqlens_k[t + 1] - 1 there (less what a window hides). */
+   the rows cu_seqlens_k[t] .. cu_seqlens_k[t + 1] - 1 there, except those that a window hides. */
 typedef struct key_level {
     int64_t n_seqs;
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
 } key_level;
 
-/* Keys that are taken at once: rows of the prefix, or of another place, or all of the chunk's own. */
+/* Keys that are taken at a time: rows of the prefix or of another place, or all of the chunk's own. */
 typedef struct key_block {
     real *k, *v;            /* (count, kv_heads, head_dim) */
     real *dk, *dv;          /* the same; a backward adds to them */
-    int64_t first, count;   /* the first row is key `first` of those who see it; not so with `own` */
+    int64_t first, count;   /* the first row is key `first` of the sequences that see it; not used with `own` */
     int own;
-    const key_level *level; /* NULL: of a prefix slice 0 sees all, and of the chunk's own rows every slice its own */
-    int64_t at;             /* with a level: which of its rows the first one is */
+    const key_level *level; /* NULL: slice 0 sees all of a prefix, and every slice sees its own rows of the chunk */
+    int64_t at;             /* with a level: the first row's index in the place */
 } key_block;
 
 /* The slice of a tile. */
@@ -290,7 +291,7 @@ static inline attention_slice attention_slice_of(const attention_problem *p, int
     return slice;
 }
 
-/* A slice's keys in a block: first .. end - 1, the first of them in row `row` of the block. */
+/* A slice's keys in a block: first .. end - 1; the first is in row `row` of the block. */
 typedef struct key_range {
     int64_t first, end, row;
 } key_range;
@@ -322,7 +323,7 @@ static inline int64_t key_at(const attention_problem *p, int64_t row, int64_t kv
     return (row * p->kv_heads + kv_head) * p->head_dim;
 }
 
-/* tile[d][lane] = row[d] * scale. A tile holds its rows as columns, so that all its loops run over lanes. */
+/* tile[d][lane] = row[d] * scale. A tile stores its rows as columns, so that all loops run over lanes. */
 static inline void tile_put(real tile[][LANES], int lane, const real *row, int64_t head_dim, real scale) {
     for (int64_t d = 0; d < head_dim; d++) tile[d][lane] = row[d] * scale;
 }
@@ -361,13 +362,13 @@ static inline void tile_add(real tile[restrict][LANES], const real *restrict wei
     }
 }
 
-/* The first key that a query sees whose last one is `last`. */
+/* Returns the first key seen by a query whose last one is `last`. */
 static inline int64_t first_key_of(int64_t window, int64_t last) {
     if (window < 0) return last / -window * -window;
     return window > 0 ? max_of(0, last - window + 1) : 0;
 }
 
-/* The end of the queries that see key `key`: those whose last key comes before it. */
+/* Returns the end of the queries that see key `key`: those whose last key comes before it. */
 static inline int64_t end_of_sight(int64_t window, int64_t key) {
     if (window < 0) return (key / -window + 1) * -window;
     return window > 0 ? key + window : INT64_MAX;
@@ -377,7 +378,7 @@ static inline real softmax_scale(const attention_problem *p) {
     return p->scale > 0 ? (real)p->scale : 1 / real_sqrt((real)p->head_dim);
 }
 
-/* Scores of a tile of queries with one key; -infinity where the mask hides the key. */
+/* Computes scores of a tile of queries with one key; -infinity if the mask hides the key. */
 static inline void query_scores(real score[LANES], real query[][LANES], const real *key, const attention_problem *p,
                                 int64_t key_index, int64_t last_key_of_first_lane) {
     int64_t n_above = min_of(LANES, key_index - last_key_of_first_lane);
@@ -387,8 +388,8 @@ static inline void query_scores(real score[LANES], real query[][LANES], const re
     for (int64_t lane = first_past; lane < LANES; lane++) score[lane] = -INFINITY;
 }
 
-/* The results so far: (rows, heads, head_dim) and (rows, heads) twice. Between blocks: the sum of V, weighted by
-   exponentiated scores less the highest; that highest score; and the sum of the weights. */
+/* Partial results: (rows, heads, head_dim) and (rows, heads) twice. Between blocks they are the sum of V, weighted by
+   exponentials of scores less the highest; that highest score; and the sum of the weights. */
 typedef struct attention_results {
     real *out, *lse, *total;
 } attention_results;
@@ -408,14 +409,14 @@ static inline void attention_forward_end(const attention_problem *p, const atten
     }
 }
 
-/* A tile of queries while it goes through the keys of a block. */
+/* A tile of queries on its way through the keys of a block. */
 typedef struct query_tile {
     real query[MAX_HEAD_DIM][LANES], sum_v[MAX_HEAD_DIM][LANES], score[KEY_BLOCK][LANES];
     real highest[LANES], total[LANES];
-    real base[LANES]; /* the highest score; 0 for a query that has seen no key yet, as a window may have it */
+    real base[LANES]; /* the highest score; 0 for a query that has seen no key yet, which a window can cause */
 } query_tile;
 
-/* Puts what was summed so far in terms of the new highest score. */
+/* Rescales the sums so far to the new highest score. */
 static inline void query_tile_rescale(query_tile *t, const real before[LANES], int64_t head_dim) {
     real shrink[LANES];
     for (int lane = 0; lane < LANES; lane++) t->base[lane] = t->highest[lane] > -INFINITY ? t->highest[lane] : 0;
@@ -426,7 +427,7 @@ static inline void query_tile_rescale(query_tile *t, const real before[LANES], i
     }
 }
 
-/* At most KEY_BLOCK keys, from row `row` of the block on; the first of them is key `first` of the slice. */
+/* Adds at most KEY_BLOCK keys, from row `row` of the block on; the first is key `first` of the slice. */
 static inline void query_tile_add(query_tile *t, const attention_problem *p, const key_block *keys, int64_t row,
                                   int64_t kv_head, int64_t first, int64_t count, int64_t sees) {
     real before[LANES];
@@ -466,7 +467,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
         if (lane < n_lanes) tile_put(t.sum_v, lane, r->out + row * hd, hd, 1);
     }
     int64_t count, key = max_of(range.first, first_key_of(p->window, sees));
-    for (; key < end; key += count) { /* up to the next whole KEY_BLOCK */
+    for (; key < end; key += count) { /* up to the next multiple of KEY_BLOCK */
         count = min_of(KEY_BLOCK - (key - range.first) % KEY_BLOCK, end - key);
         query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, count, sees);
     }
@@ -478,7 +479,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
     }
 }
 
-/* The arrays that backward reads and writes beside the problem and its keys. */
+/* The arrays that backward reads and writes in addition to the problem and its keys. */
 typedef struct attention_gradients {
     const real *out, *dout, *lse;
     real *slope; /* (rows, heads), scratch: sum over d of dout * out */
@@ -493,7 +494,7 @@ static inline void attention_backward_begin(const attention_problem *p, const at
     }
 }
 
-/* The sinks' own gradients, once slope is known: their probability times 0 - slope. */
+/* Adds the sinks' gradients, once slope is known: their probability times 0 - slope. */
 static inline void attention_backward_sinks(const attention_problem *p, const attention_gradients *g, real *dsinks,
                                             int64_t rows) {
     for (int64_t i = 0; i < rows * p->heads; i++) {
@@ -535,7 +536,7 @@ static inline void attention_backward_queries(const attention_problem *p, const 
     for (int lane = 0; lane < n_lanes; lane++) tile_get(g->dq + (first + lane * p->heads) * hd, dquery, lane, hd);
 }
 
-/* Adds to dk and dv of a tile of the block. */
+/* Adds to dk and dv for one tile of the block. */
 static inline void attention_backward_keys(const attention_problem *p, const key_block *keys,
                                            const attention_gradients *g, attention_tile at, int64_t kv_head) {
     real key[MAX_HEAD_DIM][LANES], value[MAX_HEAD_DIM][LANES], dkey[MAX_HEAD_DIM][LANES], dvalue[MAX_HEAD_DIM][LANES];
@@ -588,7 +589,7 @@ static inline void swiglu_forward(real *out, const real *gate, const real *up, i
     for (int64_t i = 0; i < count; i++) out[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-/* dgate and dup may not be dout. */
+/* dgate and dup may not alias dout. */
 static inline void swiglu_backward(real *dgate, real *dup, const real *dout, const real *gate, const real *up,
                                    int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -601,20 +602,21 @@ static inline void swiglu_backward(real *dgate, real *dup, const real *dout, con
 /* ================================================================================================================
    >>dropout    on the branches that are added to the residual stream
 
-   The mask is not stored. Whether an element is dropped is a pure function of (seed, layer, site, sequence, position,
-   feature). A replay therefore repeats the first forward, a backward finds the same mask, and a token is treated alike
-   in whatever chunk, order or rank it is computed: chunked training equals unchunked training with dropout as well. (If
-   only replays must repeat, cf_step.seed is enough: it is the same in every pass of a chunk.)
-   ================================================================================================================ */
+   The mask is not stored. A pure function of (seed, layer, site, sequence, position, feature) decides whether an
+   element is dropped. So a replay repeats the first forward, a backward finds the same mask, and a token is treated the
+   same in any chunk, order or rank: chunked training equals unchunked training with dropout as well. (If only replays
+   must repeat, cf_step.seed is enough: it is the same in every pass of a chunk.)
+   ================================================================================================================
+   */
 
 typedef struct dropout_mask {
     double rate;             /* probability of dropping; 0: no dropout */
-    uint64_t seed;           /* of this step of this run, this layer and this site */
+    uint64_t seed;           /* for this step of this run, this layer and this site */
     const int32_t *sequence; /* (rows), -1 in padding */
     const int32_t *position; /* (rows) */
 } dropout_mask;
 
-/* 0, or 1 / (1 - rate), for a feature of the row whose random stream is `key`. */
+/* Returns 0, or 1 / (1 - rate), for a feature of the row whose random stream is `key`. */
 static inline real dropout_factor(const dropout_mask *mask, uint64_t key, int64_t feature) {
     return uniform_of(mix64(key + (uint64_t)feature)) < mask->rate ? 0 : (real)(1 / (1 - mask->rate));
 }
@@ -624,7 +626,7 @@ static inline uint64_t dropout_key(const dropout_mask *mask, int64_t row) {
     return mix64_pair(mask->seed, token);
 }
 
-/* out = base + branch * mask; out may be base, and base NULL counts as 0. */
+/* out = base + branch * mask; out may alias base, and base NULL counts as 0. */
 static inline void add_with_dropout(real *out, const real *base, const real *branch, const dropout_mask *mask,
                                     int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
@@ -641,7 +643,7 @@ static inline void add_with_dropout(real *out, const real *base, const real *bra
    >>embedding
    ================================================================================================================ */
 
-/* A token of -1 (padding) gives a row of zeros. */
+/* Looks up rows of the table; a token of -1 (padding) gives zeros. */
 static inline void embedding_forward(real *out, const int32_t *token, const real *table, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
         if (token[row] < 0) {
@@ -664,7 +666,7 @@ static inline void embedding_backward(real *dtable, const int32_t *token, const 
    >>loss    cross-entropy
    ================================================================================================================ */
 
-/* Turns logits (rows, vocabulary) into probabilities in place. row_loss: -log(probability of the target), 0 in rows
+/* Turns logits (rows, vocabulary) into probabilities in place. row_loss: -log(probability of the target); 0 for rows
    whose target is -1. */
 static inline void cross_entropy_forward(real *logits, double *row_loss, const int32_t *target, int64_t rows,
                                          int64_t vocabulary) {
@@ -681,8 +683,8 @@ static inline void cross_entropy_forward(real *logits, double *row_loss, const i
     }
 }
 
-/* Turns the probabilities into gradients of the logits in place. weight: of each row's loss; more: of the losses that
-   the row has beside that one, each with a target of its own, which is still to be subtracted. */
+/* Turns the probabilities into gradients of the logits in place. weight: of each row's loss. more: sum of the weights
+   of the row's further losses, whose own targets are subtracted later. */
 static inline void cross_entropy_backward(real *probability, const int32_t *target, const double *weight,
                                           const double *more, int64_t rows, int64_t vocabulary) {
     for (int64_t row = 0; row < rows; row++) {

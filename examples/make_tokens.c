@@ -3,9 +3,9 @@
        build/make_tokens --out docs.tokens my_texts/                     bytes: a file is a document, as in text.h
        build/make_tokens --ids --vocabulary 151936 --out sft.tokens ids.txt
 
-   With --ids a line is a document: token ids as any tokenizer prints them, blanks between them. Each "|" is a change
-   between prompt, which is not to be predicted, and answer: "1 2 | 3 4 | 5 6 | 7" is a question, its answer, another
-   question and its answer. A line without any is all answer. */
+   With --ids a line is a document: token ids as any tokenizer prints them, separated by blanks. Each "|" switches
+   between prompt, which is not predicted, and answer: "1 2 | 3 4 | 5 6 | 7" is a question, its answer, another question
+   and its answer. A line without any is all answer. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -51,7 +51,7 @@ static settings parse_settings(int argc, char **argv) {
     return s;
 }
 
-/* ---- documents of ids, as they grow ---- */
+/* ---- documents of ids, while they are read ---- */
 
 typedef struct builder {
     token_set set;
@@ -75,7 +75,8 @@ static void end_document(builder *b) {
     s->first[++s->count] = b->n_tokens;
 }
 
-/* The ids before the document's first "|", and those between its second and third one, ... are not to be predicted. */
+/* Adds a line. The ids before the document's first "|", those between its second and third one, and so on are not
+   predicted. */
 static void add_line(builder *b, const char *path, int64_t number, char *line, int64_t prompt) {
     int ignored = strchr(line, '|') != NULL;
     const int64_t first = b->n_tokens;

@@ -3,10 +3,10 @@
    RMSNorm, rotary positions, grouped-query attention with biases on Q, K and V, SwiGLU, tied or untied embeddings; or
    other kinds of layers, see parts.h.
 
-   The model is [embedding] + layers + [final norm + head + loss], and every call takes the part of it (a `stage`) to
-   work on. The whole model is one stage; cut into several, each hands stage_output to the next one's stage_input, and
-   the gradient back. One forward or backward handles one chunk: its rows, the activations that the forward leaves for
-   the backward, and, for a chunk of a chain, the chain's state.
+   The model is [embedding] + layers + [final norm + head + loss], and every call runs a part of it (a `stage`). The
+   whole model is one stage. Of several, each passes stage_output to the next one's stage_input, and the gradient back.
+   One forward or backward handles one chunk: its rows, the activations that the forward leaves for the backward and,
+   for a chunk of a chain, the chain's state.
 
    Read in this order: parts.h, attention.h, this file; recurrent.h and feed_forward.h for the other kinds. */
 
@@ -43,7 +43,7 @@ static inline dropout_mask dropout_of(const pass *p, const row_block *b, int64_t
     return mask;
 }
 
-/* Returns the place to which layer `i` of the stage writes: the next layer's input, the stage's output, or the
+/* Returns where layer `i` of the stage writes: the next layer's input, the stage's output, or the prediction
    module's. */
 static inline real *layer_output(const pass *p, int64_t i) {
     int64_t n_layers = p->stage.end_layer - p->stage.first_layer;
@@ -59,7 +59,7 @@ static inline void before_mixer(const pass *p, int64_t i, const row_block *b) {
     mixer_of(c, p->stage.first_layer + i)->before(p, i, b);
 }
 
-/* The mixer's end, and the feed-forward part's begin. */
+/* Ends the mixer and begins the feed-forward part. */
 static inline void between_branches(const pass *p, int64_t i, const row_block *b) {
     const model_config *c = p->config;
     const layer_activations a = kept_rows(p, i, b->first);
@@ -87,7 +87,7 @@ static inline void between_and_after(const pass *p, int64_t i, const row_block *
     after_feed_forward(p, i, b);
 }
 
-/* Layer `i` of the stage, from its input to the next one's. */
+/* Runs layer `i` of the stage, from its input to the next one's. */
 static inline void layer_forward(const pass *p, int64_t i) {
     const int64_t layer = p->stage.first_layer + i;
     const branch *mixer = mixer_of(p->config, layer), *ffn = feed_forward_of(p->config, layer);
@@ -132,8 +132,8 @@ static inline int64_t layer_jobs(matrix_job jobs[MAX_JOBS], const pass *p, int64
     return n + feed_forward_of(p->config, layer)->jobs(jobs + n, p, i, gradient);
 }
 
-/* Runs backward down to the layer's input. Parameters that are no matrices cost next to nothing and get their gradients
-   on the way; so do the experts' matrices, which have no list of rows. */
+/* Runs backward down to the layer's input. Parameters that are not matrices cost almost nothing and get their gradients
+   here. So do the experts' matrices, which have no list of rows. */
 static inline void layer_backward_input(const pass *p, int64_t i, const weights *gradient) {
     const int64_t layer = p->stage.first_layer + i, rows = p->rows->rows, h = p->config->hidden;
     const branch *mixer = mixer_of(p->config, layer), *ffn = feed_forward_of(p->config, layer);
@@ -152,9 +152,9 @@ static inline void layer_backward_input(const pass *p, int64_t i, const weights 
     if (ffn->gradients) ffn->gradients(p, i, gradient);
 }
 
-/* A backward in one piece has the gradients of what matrices put out in its scratch. A backward in two, I and W, moves
-   them into activations that nothing else will read: the slot of the chunk, which stays in use until W, holds them
-   without growing. */
+/* Saves gradients for a split backward. A whole backward has the gradients of the matrices' outputs in its scratch. A
+   split one, I and W, moves them into activations that nothing else will read. The chunk's slot, which is in use until
+   W, so holds them without growing. */
 static inline void move_gradients_to_slot(const pass *p, int64_t i, const weights *gradient) {
     matrix_job jobs[MAX_JOBS];
     const int64_t n_jobs = layer_jobs(jobs, p, i, gradient);
@@ -185,7 +185,7 @@ static inline void embed(const pass *p) {
     }
 }
 
-/* dstream: gradient of the stream as it enters the first layer. */
+/* dstream: gradient of the stream at the first layer's input. */
 static inline void embed_backward(const pass *p, const weights *gradient, const real *dstream) {
     row_block all = {0, p->rows->rows, p->scratch->rows};
     dropout_mask mask = dropout_of(p, &all, -1, DROPOUT_EMBEDDING);
@@ -193,14 +193,14 @@ static inline void embed_backward(const pass *p, const weights *gradient, const 
     embedding_backward(gradient->embedding, p->rows->token, all.scratch.branch1, all.count, p->config->hidden);
 }
 
-/* A final norm, logits and a loss: the model's, or those of the module for the next token but one. */
+/* A final norm, logits and a loss: the model's, or those of the module that predicts the token after the next. */
 typedef struct head_part {
     const real *input, *gain;
     real *dgain;              /* NULL in a forward */
     real *scale, *normed, *probability;
     const int32_t *target;
     const double *weight;
-    int64_t n_extra;          /* targets beside the first: see chunk_rows */
+    int64_t n_extra;          /* targets besides the first: see chunk_rows */
 } head_part;
 
 static inline head_part main_head(const pass *p, const weights *gradient) {
@@ -240,13 +240,13 @@ static inline double head_forward(const pass *p, const head_part *head) {
     return sum;
 }
 
-/* Adds up the weights of each row's losses beside the first. */
+/* Adds up the weights of each row's losses besides the first. */
 static inline void sum_more_weights(const pass *p, const head_part *head, double *sum) {
     memset(sum, 0, (size_t)p->rows->rows * sizeof *sum);
     for (int64_t i = 0; i < head->n_extra; i++) sum[p->rows->extra_row[i]] += p->rows->extra_weight[i];
 }
 
-/* Subtracts their targets from a block's gradients of logits. */
+/* Subtracts further targets from a block's gradients of logits. */
 static inline void subtract_more_targets(const pass *p, const head_part *head, const row_block *b, real *dlogits) {
     for (int64_t i = 0; i < head->n_extra; i++) {
         const int64_t row = p->rows->extra_row[i] - b->first;
@@ -255,8 +255,8 @@ static inline void subtract_more_targets(const pass *p, const head_part *head, c
     }
 }
 
-/* The probabilities become gradients of the logits, which is where head_backward_weights looks for them; adds to
-   scratch->rows.stream, the gradient of the head's input. */
+/* Turns the probabilities into gradients of the logits, where head_backward_weights expects them. Adds the gradient of
+   the head's input to scratch->rows.stream. */
 static inline void head_backward_input(const pass *p, const head_part *head) {
     const model_config *c = p->config;
     int64_t rows = p->rows->rows, h = c->hidden, v = c->vocabulary, n_blocks = row_blocks(p);
@@ -281,8 +281,8 @@ static inline void head_backward_weights(const pass *p, const head_part *head, c
     run_gradients(&job, 1, p->rows->rows);
 }
 
-/* ---- the module for the next token but one (DeepSeek-V3): norms of the stream and of the next token's embedding, side
-   by side, through a matrix into a layer of its own, whose state is handed on like any layer's ---- */
+/* ---- the module that predicts the token after the next (DeepSeek-V3): norms of the stream and of the next token's
+   embedding, side by side, through a matrix into a layer of its own, whose state is passed on like any layer's ---- */
 
 static inline int64_t mtp_layer(const pass *p) { return stage_layers(&p->stage) - 1; }
 
@@ -302,7 +302,7 @@ static inline void mtp_forward(const pass *p) {
     layer_forward(p, mtp_layer(p));
 }
 
-/* From scratch->rows.stream, the gradient of what the module's layer puts out, to that of the stage's output. */
+/* Turns scratch->rows.stream from the gradient of the module's output into that of the stage's output. */
 static inline void mtp_backward(const pass *p, const weights *gradient) {
     const model_config *c = p->config;
     const activations *a = p->kept;
@@ -340,9 +340,9 @@ static inline void prepare_rows(const pass *p) {
     rope_angles(s->cosine2, s->sine2, p->rows->position, p->rows->rows, rope_of(p->config), theta);
 }
 
-/* A chunk forward through a stage. Without an embedding, stage_input(kept) must have been filled in. With a head it
-   returns the weighted sum of the losses of the chunk's rows, otherwise 0 and the result is in stage_output(kept). The
-   module for the next token but one runs in any case: later chunks want the state of its layer. */
+/* Runs a chunk forward through a stage. Without an embedding, stage_input(kept) must have been filled in. With a head
+   it returns the weighted sum of the losses of the chunk's rows; otherwise it returns 0 and the result is in
+   stage_output(kept). The prediction module always runs, because later chunks need the state of its layer. */
 static inline double model_forward(const pass *p) {
     int64_t n_layers = p->stage.end_layer - p->stage.first_layer;
     const head_part head = main_head(p, NULL), further = mtp_head(p, NULL);
@@ -355,8 +355,8 @@ static inline double model_forward(const pass *p) {
     return p->stage.has_mtp ? loss + head_forward(p, &further) : loss;
 }
 
-/* The heads, and the module, whose own gradients are not put off: scratch->rows.stream becomes the gradient of the
-   residual stream. */
+/* Runs the heads and the prediction module backward, including the module's weights: scratch->rows.stream becomes the
+   gradient of the residual stream. */
 static inline void ends_backward(const pass *p, const weights *gradient) {
     const head_part head = main_head(p, gradient), further = mtp_head(p, gradient);
     clear_rows(p->scratch->rows.stream, p->rows->rows, p->config->hidden);
@@ -368,8 +368,8 @@ static inline void ends_backward(const pass *p, const weights *gradient) {
     head_backward_input(p, &head);
 }
 
-/* The same backward, after which `kept` is used up. Without a head, scratch->rows.stream must hold the gradient of the
-   stage's output. Afterwards it holds that of the stage's input. Adds to `gradient`. */
+/* Runs the chunk backward, after which `kept` is used up. Without a head, scratch->rows.stream must hold the gradient
+   of the stage's output. Afterwards it holds that of the stage's input. Adds to `gradient`. */
 static inline void model_backward(const pass *p, const weights *gradient) {
     const head_part head = main_head(p, gradient);
     prepare_rows(p);
@@ -384,10 +384,10 @@ static inline void model_backward(const pass *p, const weights *gradient) {
     if (p->stage.has_embedding) embed_backward(p, gradient, p->scratch->rows.stream);
 }
 
-/* The same in two passes. The first is all that the stage before waits for, and the chain's earlier chunks: it leaves
-   the gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any
-   later time, from what the first has left in `kept`. (What is no matrix gets its gradient in the first.) Whichever way
-   a backward is done, it adds the same numbers. */
+/* Runs the same backward in two passes. The first is all that the previous stage and the chain's earlier chunks wait
+   for: it leaves the gradient of the stage's input in scratch->rows.stream. The second computes the gradients of the
+   weights at any later time, from what the first has left in `kept`. (Parameters that are not matrices get theirs in
+   the first.) A whole and a split backward add the same numbers. */
 static inline void model_backward_input(const pass *p, const weights *gradient) {
     prepare_rows(p);
     if (p->stage.has_head) ends_backward(p, gradient);

@@ -1,10 +1,10 @@
 /* model_cuda.h - the decoder of model.h on a GPU: one part of it, one chunk at a time - MIT or public domain
 
    The model (RMSNorm, rotary positions, grouped-query attention with biases on Q, K and V, SwiGLU), its configuration,
-   the names of its tensors and their first values are model.h's; the head is untied, and there is no dropout. Matrix
-   products are cuBLAS's, attention and carried state chunkflow_cuda.cu's, the other kernels are plain and not tuned.
+   the names of its tensors and their initial values are model.h's. The head is untied, and there is no dropout. Matrix
+   products are cuBLAS's, attention and state chunkflow_cuda.cu's; the other kernels are simple and not tuned.
 
-   A trainer of its own model replaces this file. What the executor asks of it is
+   Replace this file for a model of your own. The executor needs
        stage_needs                   bytes that a part keeps and uses for each token of a chunk
        part_forward, part_backward   put one pass on the stream of a cf_cuda_step
    Read >>activations and >>passes.
@@ -28,7 +28,7 @@
    >>errors
    ================================================================================================================ */
 
-/* Outside of passes an error ends the program, and says which call it was. */
+/* Outside passes, an error ends the program and names the call. */
 #define MUST_CUDA(call)                                                                                       \
     do {                                                                                                      \
         cudaError_t status_ = (call);                                                                         \
@@ -91,7 +91,7 @@ static __device__ inline float warp_max(float x) {
     return x;
 }
 
-/* A token of -1 (padding) gives a row of zeros. */
+/* Looks up rows of the table; a token of -1 (padding) gives zeros. */
 template <typename T>
 __global__ void embed_kernel(int64_t rows, T *out, const int32_t *token, const T *table, int64_t width) {
     const int64_t row = row_of_warp();
@@ -100,7 +100,7 @@ __global__ void embed_kernel(int64_t rows, T *out, const int32_t *token, const T
         out[row * width + c] = token[row] < 0 ? from_float<T>(0) : table[token[row] * width + c];
 }
 
-/* A thread has a column and takes the rows in order. */
+/* Each thread has a column and takes the rows in order. */
 template <typename T>
 __global__ void embed_backward_kernel(int64_t rows, float *dtable, const int32_t *token, const T *dout, int64_t width) {
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -132,8 +132,8 @@ __global__ void rmsnorm_kernel(int64_t rows, T *out, float *scale, const T *x, c
         out[row * width + c] = from_float<T>(to_float(x[row * width + c]) * s * to_float(gain[c]));
 }
 
-/* Turns x, the residual stream before the norm, into the gradient of it: what came past the norm (dpast; NULL: nothing)
-   and what came through it (dout). A thread reads no number of x that another one writes. */
+/* Replaces x, the residual stream before the norm, by its gradient: the part past the norm (dpast; NULL: none) plus the
+   part through it (dout). No thread reads a number of x that another one writes. */
 template <typename T>
 __global__ void rmsnorm_backward_kernel(int64_t rows, T *x, const float *scale, const T *dout, const T *dpast,
                                         const T *gain, int64_t width) {
@@ -151,7 +151,7 @@ __global__ void rmsnorm_backward_kernel(int64_t rows, T *x, const float *scale, 
     }
 }
 
-/* out[c] += sum over rows of a[row][c], or of a[row][c] x[row][c] scale[row]. Here a warp has a column. */
+/* out[c] += sum over rows of a[row][c], or of a[row][c] x[row][c] scale[row]. Each warp has a column. */
 template <typename T>
 __global__ void add_column_sums_kernel(int64_t columns, float *out, const T *a, const T *x, const float *scale,
                                        int64_t rows) {
@@ -174,7 +174,7 @@ template <typename T> __global__ void swiglu_kernel(int64_t rows, T *out, const 
     }
 }
 
-/* Turns gate and up into their gradients. */
+/* Replaces gate and up by their gradients. */
 template <typename T> __global__ void swiglu_backward_kernel(int64_t rows, T *gate_up, const T *dout, int64_t width) {
     const int64_t row = row_of_warp();
     if (row >= rows) return;
@@ -186,8 +186,8 @@ template <typename T> __global__ void swiglu_backward_kernel(int64_t rows, T *ga
     }
 }
 
-/* Loss of each row, and the gradient of the sum of all losses by the logits. A row has the targets first[row] ..
-   first[row + 1] - 1: none, one, or where sequences part several, each with its weight (NULL: 1). */
+/* Computes the loss of each row, and the gradient of the sum of all losses by the logits. A row has the targets
+   first[row] .. first[row + 1] - 1: none, one, or several where sequences diverge, each with its weight (NULL: 1). */
 template <typename T>
 __global__ void cross_entropy_kernel(int64_t rows, T *dlogits, float *loss, const float *logits, const int32_t *first,
                                      const int32_t *target, const float *weight, int64_t width) {
@@ -246,10 +246,10 @@ static cudaError_t launch(void (*kernel)(P...), int64_t blocks, dim3 threads, cu
    row-major. Weights, gradients and the optimizer's moments all have this layout. */
 typedef struct layout {
     int64_t norm1, qkv, bias;            /* in a layer: (hidden), (hidden, q + k + v), (q + k + v), */
-    int64_t sinks;                       /* (heads), where layers have them */
+    int64_t sinks;                       /* (heads), if layers have them */
     int64_t o, norm2, gate_up, down;     /* (hidden, hidden), (hidden), (hidden, 2 ffn), (ffn, hidden) */
     int64_t layer;                       /* from layer to layer */
-    int64_t embedding, final_norm, head; /* behind all layers: (vocabulary, hidden), (hidden), (vocabulary, hidden) */
+    int64_t embedding, final_norm, head; /* after all layers: (vocabulary, hidden), (hidden), (vocabulary, hidden) */
     int64_t count;
 } layout;
 
@@ -261,14 +261,14 @@ typedef struct part {
     cublasHandle_t cublas;       /* of the stage */
     const cf_attention_backend *backend; /* attention by another library; NULL: chunkflow_cuda.cu's */
     layout at;
-    void *parameters;            /* (at.count) T: what the products read */
+    void *parameters;            /* (at.count) T: read by the products */
     float *master, *gradient, *first, *second; /* (at.count) */
     cf_rope rope;                /* its table is on the device */
-    int32_t *tokens, *first_target; /* rows of all chunks of the batch, one chunk after the other ... */
-    int32_t *targets;            /* of the rows, as cross_entropy_kernel wants them */
+    int32_t *tokens, *first_target; /* rows of all chunks of the batch, one chunk after another ... */
+    int32_t *targets;            /* of the rows, in cross_entropy_kernel's form */
     float *target_weights;       /* NULL: 1 */
     float *loss;
-    const int64_t *first_row;    /* ... the first one of each chunk, in host memory */
+    const int64_t *first_row;    /* ... the first row of each chunk, in host memory */
 } part;
 
 static int64_t n_layers_of(const part *p) { return p->range.end_layer - p->range.first_layer; }
@@ -310,7 +310,7 @@ typedef struct piece {
     int64_t offset, columns, stride;
 } piece;
 
-/* All pieces of a part. list: room for as many as the model has tensors. */
+/* Lists all pieces of a part. list: room for as many as the model has tensors. */
 static int64_t list_pieces(const part *p, piece *list) {
     const int64_t h = p->config->hidden, f = p->config->ffn, kv = kv_width(p), qkv = qkv_width(p);
     const int64_t after_layers = 1 + p->config->layers * TENSORS_PER_LAYER;
@@ -349,13 +349,13 @@ template <typename T, typename F> static void each_number(const part *p, const w
     free(list);
 }
 
-/* A device array for `count` T, filled with NaN: what is read must have been written. */
+/* Allocates a device array of `count` T, filled with NaN to expose reads of unwritten numbers. */
 template <typename T> static T *take_device(int64_t count) {
     T *memory = NULL;
     const size_t bytes = (size_t)max_of(count, 1) * sizeof(T);
     MUST_CUDA(cudaMalloc((void **)&memory, bytes));
     MUST_CUDA(cudaMemset(memory, 0xFF, bytes));
-    MUST_CUDA(cudaStreamSynchronize(NULL)); /* the streams of the executor do not wait for the default one */
+    MUST_CUDA(cudaStreamSynchronize(NULL)); /* the executor's streams do not wait for the default stream */
     return memory;
 }
 
@@ -364,7 +364,7 @@ template <typename T> static void upload(T *to, const T *from, int64_t count) {
     MUST_CUDA(cudaStreamSynchronize(NULL));
 }
 
-/* The next batch's array in the place of the last one's. */
+/* Replaces the last batch's array by the next one's. */
 template <typename T> static void replace_on_device(T **array, const T *host, int64_t count) {
     MUST_CUDA(cudaFree(*array));
     *array = take_device<T>(count);
@@ -385,8 +385,8 @@ static cf_rope rope_of(const model_config *c, int64_t n_positions) {
     return rope;
 }
 
-/* Puts the weights `w` on the device. With 16-bit numbers `w` is rounded to what the device has. n_positions: of the
-   longest sequence. */
+/* Copies the weights `w` to the device. With 16-bit numbers `w` is then rounded to the device's values. n_positions:
+   length of the longest sequence. */
 template <typename T>
 static part part_new(const model_config *c, stage range, int device, cf_dtype type, cublasHandle_t cublas,
                      const weights *w, int64_t n_positions) {
@@ -432,13 +432,14 @@ static void part_free(part *p) {
 /* ================================================================================================================
    >>activations    what a stage keeps of a chunk from forward to backward, and what it needs for one pass
 
-   The backward leaves gradients where activations were that nobody reads any more: each place of the residual stream
-   becomes its own gradient, gate_up too, and qkv gets the gradient of the projections. So what the weights' gradients
-   (pass W) are made of is all there when pass I has ended, and a split backward costs no byte more.
-   ================================================================================================================ */
+   The backward leaves gradients in place of activations that are no longer read: each stored residual stream becomes
+   its own gradient, and so does gate_up, and qkv gets the gradient of the projections. So everything that the weights'
+   gradients (pass W) need is there when pass I has ended, and a split backward needs no more memory.
+   ================================================================================================================
+   */
 
 template <typename T> struct layer_activations_of {
-    T *stream;         /* (hidden) as it enters the layer; then its gradient */
+    T *stream;         /* (hidden) at the layer's input; then its gradient */
     T *normed1;        /* (hidden) */
     T *qkv;            /* (q + k + v), as attention leaves them; then the gradients of all three */
     T *attended;       /* (hidden) */
@@ -450,12 +451,12 @@ template <typename T> struct layer_activations_of {
 };
 
 template <typename T> struct activations_of {
-    T *stream;         /* (hidden) as it leaves the last layer; then its gradient */
-    T *normed;         /* (hidden); this and the next two only with a head */
+    T *stream;         /* (hidden) after the last layer; then its gradient */
+    T *normed;         /* (hidden); this and the next two exist only with a head */
     T *dlogits;        /* (vocabulary) */
     float *scale;
     layer_activations_of<T> layer0;
-    int64_t layer_bytes; /* from layer to layer; 0 where they are not kept and all use the same */
+    int64_t layer_bytes; /* from layer to layer; 0 if they are not kept and all use the same */
 };
 
 /* Scratch of one pass. */
@@ -464,7 +465,7 @@ template <typename T> struct scratch_of {
     float *logits;                   /* forward, with a head */
 };
 
-/* Hands out arrays of `rows` rows, or only adds up what they take where `at` is NULL. */
+/* Hands out arrays of `rows` rows, or only adds up their sizes if `at` is NULL. */
 typedef struct area {
     char *at;
     int64_t rows;
@@ -522,13 +523,13 @@ template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, 
     return s;
 }
 
-/* Returns what the executor must know of a stage: bytes, for each token and for alignment. */
+/* Returns the executor's description of a stage: bytes, for each token and for alignment. */
 template <typename T> static cf_cuda_stage stage_needs(const part *p) {
     area kept = {NULL, 0, 0, 0}, forward = {NULL, 0, 0, 0}, backward = {NULL, 0, 0, 0};
     cf_cuda_stage needs;
     take_activations<T>(&kept, p, 1);
     take_scratch<T>(&forward, p, 0);
-    take_activations<T>(&forward, p, 0); /* of a forward that keeps nothing */
+    take_activations<T>(&forward, p, 0); /* for a forward that keeps nothing */
     take_scratch<T>(&backward, p, 1);
     needs.n_layers = n_layers_of(p);
     needs.activation_bytes = kept.n_arrays * ARRAY_ALIGNMENT;
@@ -548,10 +549,10 @@ template <typename T> struct pass_of {
     const part *own;
     const cf_cuda_step *step;
     int64_t rows;           /* of the chunk, padding included */
-    int64_t first_row;      /* of the chunk in the batch's tokens */
+    int64_t first_row;      /* of the chunk, in the batch's tokens */
     activations_of<T> kept;
     scratch_of<T> scratch;
-    int failed;             /* 1: the step's error says why; nothing more is put on the stream */
+    int failed;             /* 1: the step's error has the reason; nothing more is put on the stream */
 };
 
 template <typename T> static void check(pass_of<T> *p, const char *what, const char *problem) {
@@ -564,13 +565,13 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
     check(p, what, status == cudaSuccess ? NULL : cudaGetErrorString(status));
 }
 
-/* A function of the library with its arguments before `error`. */
+/* Calls a function of the library with its arguments before `error`. */
 #define LIBRARY(p, function, ...)                                                               \
     do {                                                                                        \
         if (!(p)->failed) (p)->failed = function(__VA_ARGS__, (p)->step->error) != CF_OK; \
     } while (0)
 
-/* A kernel on all rows of the chunk. */
+/* Launches a kernel on all rows of the chunk. */
 template <typename T, typename... P, typename... A>
 static void on_rows(pass_of<T> *p, const char *name, void (*kernel)(int64_t, P...), A... arguments) {
     if (p->failed) return;
@@ -605,7 +606,8 @@ static void gemm(pass_of<T> *p, cublasOperation_t op_a, cublasOperation_t op_b, 
     check(p, "cublasGemmEx", status == CUBLAS_STATUS_SUCCESS ? NULL : cublasGetStatusName(status));
 }
 
-/* out (rows, outputs) = x (rows, inputs) w (inputs, outputs), or added to it with beta 1. cuBLAS sees transposes. */
+/* out (rows, outputs) = x (rows, inputs) w (inputs, outputs), or added to it with beta 1. cuBLAS gets the transposed
+   product. */
 template <typename T>
 static void linear(pass_of<T> *p, T *out, const T *x, const T *w, int64_t inputs, int64_t outputs, float beta) {
     gemm(p, CUBLAS_OP_N, CUBLAS_OP_N, outputs, p->rows, inputs, w, outputs, x, inputs, beta, out);
@@ -647,7 +649,7 @@ template <typename T> static layer_activations_of<T> layer_at(const pass_of<T> *
     return l;
 }
 
-/* Returns the place to which a layer's residual stream goes: the next layer's input, or the output. */
+/* Returns where a layer's residual stream goes: the next layer's input, or the output. */
 template <typename T> static T *stream_after(const pass_of<T> *p, int64_t layer) {
     return layer + 1 < n_layers_of(p->own) ? layer_at(p, layer + 1).stream : p->kept.stream;
 }
@@ -656,13 +658,13 @@ template <typename T> static const T *weights_of(const pass_of<T> *p, int64_t la
     return (const T *)p->own->parameters + layer * p->own->at.layer;
 }
 
-/* Rows of a packed array: q, k or v of qkv. */
+/* Returns columns of a packed array: q, k or v of qkv. */
 template <typename T> static cf_tensor columns_of(T *array, int64_t first, int64_t width) {
     cf_tensor t = {array + first, width, 0};
     return t;
 }
 
-/* One layer's attention: in the backward, from dattended to the gradient of the projections, in qkv. */
+/* Describes one layer's attention; in the backward, from dattended to the gradient of the projections, in qkv. */
 template <typename T> static cf_layer_attention attention_of_layer(const pass_of<T> *p, int64_t layer) {
     const int64_t h = p->own->config->hidden, kv = kv_width(p->own), width = qkv_width(p->own);
     const layer_activations_of<T> a = layer_at(p, layer);
@@ -678,7 +680,7 @@ template <typename T> static cf_layer_attention attention_of_layer(const pass_of
     x.dout = columns_of(p->scratch.dattended, 0, h);
     x.cublas = p->own->cublas;
     x.backend = p->own->backend;
-    if (has_sinks(p->own, layer)) { /* in float: their numbers are few */
+    if (has_sinks(p->own, layer)) { /* in float, because they are few */
         x.sinks = p->own->master + layer * p->own->at.layer + p->own->at.sinks;
         x.dsinks = p->own->gradient + layer * p->own->at.layer + p->own->at.sinks;
     }
@@ -718,7 +720,8 @@ template <typename T> static void layer_forward(pass_of<T> *p, int64_t layer) {
     linear(p, out, a.gated, w + at->down, f, h, 1);
 }
 
-/* Down to the layer's input. The gains of the norms, which cost next to nothing, get their gradients on the way. */
+/* Runs backward down to the layer's input. The gains of the norms, which cost almost nothing, get their gradients
+   here. */
 template <typename T> static void layer_backward_input(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const layout *at = &own->at;
@@ -778,7 +781,7 @@ template <typename T> static int part_forward(const part *own, const cf_cuda_ste
     return p.failed;
 }
 
-/* All that the stage before waits for, and the chain's earlier chunks. */
+/* Computes all that the previous stage and the chain's earlier chunks wait for. */
 template <typename T> static void part_backward_input(pass_of<T> *p) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, v = own->config->vocabulary;

@@ -10,11 +10,11 @@ typedef struct optimizer_config {
     double floor;         /* at the end of the decay, as a fraction of learning_rate */
     int64_t warmup, steps;
     double beta1, beta2, epsilon, weight_decay;
-    double clip; /* longest gradient, as one vector; 0: any */
+    double clip; /* longest gradient, as one vector; 0: no limit */
 } optimizer_config;
 
 typedef struct optimizer {
-    real *first, *second; /* moments, laid out as the weights */
+    real *first, *second; /* moments, in the layout of the weights */
 } optimizer;
 
 static inline optimizer optimizer_new(int64_t count) {
@@ -28,7 +28,7 @@ static inline void optimizer_free(optimizer *o) {
     memset(o, 0, sizeof *o);
 }
 
-/* Learning rate of step 0, 1, ...: up in a straight line, then down half a cosine. */
+/* Returns the learning rate of step 0, 1, ...: it rises linearly, then falls along half a cosine. */
 static inline double learning_rate_at(const optimizer_config *c, int64_t step) {
     if (step < c->warmup) return c->learning_rate * (double)(step + 1) / (double)c->warmup;
     if (step >= c->steps) return c->learning_rate * c->floor;
@@ -36,14 +36,15 @@ static inline double learning_rate_at(const optimizer_config *c, int64_t step) {
     return c->learning_rate * (c->floor + (1 - c->floor) * 0.5 * (1 + cos(3.141592653589793 * done)));
 }
 
-/* Length of the whole gradient. In double and in one order, so that it is the same for any number of threads. */
+/* Returns the length of the whole gradient, summed in double in one order, so that it does not depend on the number of
+   threads. */
 static inline double gradient_length(const weights *gradient) {
     double squares = 0;
     for (int64_t i = 0; i < gradient->count; i++) squares += (double)gradient->flat[i] * (double)gradient->flat[i];
     return sqrt(squares);
 }
 
-/* One update; `length` is gradient_length's. Weights of matrices decay, biases and gains do not. */
+/* Makes one update; `length` is gradient_length's. Weights of matrices decay, biases and gains do not. */
 static inline void optimizer_step(optimizer *o, const optimizer_config *c, weights *w, const weights *gradient,
                                   double length, int64_t step) {
     double rate = learning_rate_at(c, step), t = (double)(step + 1);

@@ -13,13 +13,13 @@ typedef struct options {
     cf_pack_desc packing;
     cf_schedule_desc order;
     int64_t batch, seed, threads;
-    int64_t stream;          /* bytes of the ring of states in host memory, 0: they are on the device */
-    int64_t longest;         /* tokens of a document, 0: no limit */
-    int64_t prompt;          /* first tokens of a document that are no targets */
-    double prompt_fraction;  /* the same as a part of it */
-    length_list synthetic;   /* made-up documents, in place of files */
+    int64_t stream;          /* bytes of the ring for states in host memory; 0: they are on the device */
+    int64_t longest;         /* longest document in tokens; 0: no limit */
+    int64_t prompt;          /* first tokens of a document that are not targets */
+    double prompt_fraction;  /* prompt as a fraction of a document */
+    length_list synthetic;   /* synthetic documents instead of files */
     int64_t share;           /* see pack_batch */
-    length_list with, shared; /* what they begin alike with: see make_alike */
+    length_list with, shared; /* prefixes that they share: see make_alike */
     const char **paths;      /* (n_paths) files and directories */
     int64_t n_paths;
     const char *checkpoint, *kinds;
@@ -137,7 +137,7 @@ static inline void print_help(options *o) {
     printf("\nExit status: 0 done, 1 a check (or memory, or the disk) failed, 2 an option or file was not usable.\n");
 }
 
-/* Defaults, then the command line. Ends the program with a message if something is wrong. */
+/* Reads the command line over the defaults. Ends the program with a message if something is wrong. */
 static inline options parse_options(int argc, char **argv) {
     options o = options_default();
     option list[MAX_OPTIONS];

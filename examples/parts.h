@@ -1,11 +1,11 @@
-/* parts.h - what a decoder consists of: kinds of layers, parameters, activations, state - MIT or public domain
+/* parts.h - the parts of a decoder: kinds of layers, parameters, activations, state - MIT or public domain
 
    A layer is two branches, each added to the residual stream: one that mixes tokens (attention of some kind, or a
-   recurrence), and a feed-forward one (dense, or experts). What a kind of branch needs is one `branch` record: its
-   weights, its sizes and its functions. attention.h, recurrent.h and feed_forward.h have a record for each kind, and
-   model.h goes through the layers without asking which it is.
+   recurrence), and a feed-forward one (dense, or experts). A `branch` record has the weights, sizes and functions of a
+   kind of branch. attention.h, recurrent.h and feed_forward.h have a record for each kind, and model.h goes through the
+   layers independently of their kinds.
 
-   Who holds what:
+   Data structures:
        chunk_rows     what is computed: tokens, targets, positions, cu_seqlens
        activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix.
                       A dropped chunk may keep attention's outputs, so that its replay need not attend
@@ -14,7 +14,8 @@
                       chunks and one gradient that is carried backwards. It lies on the device, or in host memory and is
                       streamed past the device (state_stream.h)
        routing        which experts each row has chosen, and how often each was chosen in each sequence
-       workspace      scratch of one pass, worth nothing afterwards */
+       workspace      scratch of one pass, worth nothing afterwards
+   */
 
 #ifndef TRAIN_PARTS_H
 #define TRAIN_PARTS_H
@@ -30,7 +31,7 @@ typedef enum mixer_kind {
     MIXER_FULL,    /* attention to all rows before */
     MIXER_WINDOW,  /* to the last `window` rows */
     MIXER_CHUNKED, /* to the rows of its own block of `window` rows (Llama 4) */
-    MIXER_LATENT,  /* to all rows, of which only a latent vector and a rotated key are kept (DeepSeek's MLA) */
+    MIXER_LATENT,  /* to all rows, keeping only a latent vector and a rotated key of each (DeepSeek's MLA) */
     MIXER_DELTA,   /* gated delta rule after a short convolution (Qwen3-Next) */
     MIXER_KDA,     /* the same with a decay for each channel of a key (Kimi Linear) */
     MIXER_MAMBA,   /* Mamba-2's recurrence, in the same block */
@@ -39,70 +40,70 @@ typedef enum mixer_kind {
 
 typedef struct layer_kind {
     mixer_kind mixer;
-    int sinks;   /* 1: each head's softmax has one more term, a learnt one (gpt-oss) */
-    int gate;    /* 1: what attention gives is multiplied by a sigmoid of the input (Qwen3-Next) */
-    int experts; /* 1: top-k experts in place of one feed-forward part */
+    int sinks;   /* 1: each head's softmax has one more, learnt term (gpt-oss) */
+    int gate;    /* 1: attention's result is multiplied by a sigmoid of the input (Qwen3-Next) */
+    int experts; /* 1: top-k experts instead of a dense feed-forward part */
 } layer_kind;
 
 #define MAX_PATTERN 16
 #define MAX_EXPERTS 64
 #define MAX_ACTIVE 8
 
-/* Settings that differ from layer to layer, or that only some layers need. All zero: layers alike, full or with the
-   window. */
+/* Settings that differ between layers, or that only some layers need. All zero: equal layers with full attention, or
+   with the window. */
 typedef struct layer_kinds {
     int64_t n_pattern;
-    layer_kind pattern[MAX_PATTERN]; /* layer i is of kind pattern[i % n_pattern] */
-    int64_t experts, active;         /* there are, and each row chooses */
+    layer_kind pattern[MAX_PATTERN]; /* layer i has the kind pattern[i % n_pattern] */
+    int64_t experts, active;         /* number of experts, and how many each row uses */
     double balance;                  /* weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17) */
-    unsigned balance_over;           /* 0 or 1: a sequence; see balance_faults for why it is nothing else */
+    unsigned balance_over;           /* 0 or 1: over one sequence; balance_faults says why nothing else is possible */
     double capacity;                 /* 0: no token is dropped; see model_config_fault */
-    double mtp;                      /* weight of the loss of the next token but one, 0: no such module */
+    double mtp;                      /* weight of the loss of the token after the next; 0: no prediction module */
 } layer_kinds;
 
 typedef struct model_config {
     int64_t vocabulary, layers, hidden, heads, kv_heads, ffn;
-    int untied;       /* 1: the head has a weight of its own; 0: it is the embedding */
-    double dropout;   /* rate, on the embedding and on both branches of a layer */
+    int untied;       /* 1: the head has its own weight; 0: it shares the embedding's */
+    double dropout;   /* rate, for the embedding and both branches of a layer */
     double rope_theta, norm_epsilon;
-    int64_t window;   /* keys that a query sees, its own included, in layers that have a window; 0: all up to its own */
+    int64_t window;   /* keys that a query sees, its own included, in layers with a window; 0: all up to its own */
     layer_kinds kinds;
 } model_config;
 
 static inline int64_t head_dim_of(const model_config *c) { return c->hidden / c->heads; }
 static inline int64_t kv_width_of(const model_config *c) { return c->kv_heads * head_dim_of(c); }
 
-/* Latent attention: what is kept of a row is `latent_of` numbers and a key of `rope_of`, which is rotated. */
+/* Latent attention keeps `latent_of` numbers of a row, and a key of `rope_of` numbers, which is rotated. */
 static inline int64_t latent_of(const model_config *c) { return (c->hidden + 1) / 2; }
 static inline int64_t rope_of(const model_config *c) { return head_dim_of(c) / 4 * 2; }
 
-/* Returns the width of one expert: all those that a row chooses are together as wide as the dense part. */
+/* Returns the width of one expert: those that a row uses are together as wide as the dense part. */
 static inline int64_t expert_ffn_of(const model_config *c) { return max_of(1, c->ffn / max_of(1, c->kinds.active)); }
 
-/* The kind of a layer; the module for the next token but one comes after the last layer and is of its kind. */
+/* Returns the kind of a layer. The prediction module is the layer after the last one, and has the last one's kind. */
 static inline layer_kind layer_kind_of(const model_config *c, int64_t layer) {
     layer_kind same = {c->window > 0 ? MIXER_WINDOW : MIXER_FULL, 0, 0, 0};
     return c->kinds.n_pattern > 0 ? c->kinds.pattern[min_of(layer, c->layers - 1) % c->kinds.n_pattern] : same;
 }
 
-/* The window of a layer's attention, as attention_problem has it. */
+/* Returns the window of a layer's attention, in attention_problem's form. */
 static inline int64_t window_of(const model_config *c, int64_t layer) {
     const mixer_kind mixer = layer_kind_of(c, layer).mixer;
     return mixer == MIXER_WINDOW ? c->window : mixer == MIXER_CHUNKED ? -c->window : 0;
 }
 
-/* Layers, and the one of the module for the next token but one. */
+/* Returns the number of layers, including the prediction module's. */
 static inline int64_t all_layers(const model_config *c) { return c->layers + (c->kinds.mtp > 0); }
 
-/* The place of a word of `length` characters in a list, `n` where it is none of them. */
+/* Returns the index of a word of `length` characters in a list, or `n` if it is not there. */
 static inline int word_in(const char *const *list, int n, const char *word, size_t length) {
     int i = 0;
     while (i < n && (strlen(list[i]) != length || strncmp(list[i], word, length) != 0)) i++;
     return i;
 }
 
-/* "full,window+sinks,latent+experts": a kind for each layer, from the first one on again where there are more layers.
-   "experts" alone is full+experts. NULL, or what is wrong. */
+/* Parses "full,window+sinks,latent+experts": a kind for each layer, repeated from the start if there are more layers.
+   "experts" alone is full+experts. Returns NULL, or the fault. */
 static inline const char *parse_pattern(layer_kinds *kinds, const char *text) {
     static const char *const mixers[] = {"full", "window", "chunked", "latent", "delta", "kda", "mamba"};
     static const char *const extras[] = {"sinks", "gate", "experts"};
@@ -128,7 +129,7 @@ static inline const char *parse_pattern(layer_kinds *kinds, const char *text) {
 
 #define KINDS_HELP "KIND,...: of each layer: full window chunked latent delta kda mamba, +sinks +gate +experts"
 
-/* Returns what is wrong with one kind, or NULL. */
+/* Returns the fault of one kind, or NULL. */
 static inline const char *layer_kind_fault(const model_config *c, const layer_kind *kind) {
     if ((kind->mixer == MIXER_WINDOW || kind->mixer == MIXER_CHUNKED) && c->window == 0) {
         return "window must be more than 0 where layers are windowed or chunked";
@@ -147,9 +148,10 @@ static inline const char *layer_kind_fault(const model_config *c, const layer_ki
     return NULL;
 }
 
-/* NULL, or what is wrong. The bounds keep all sizes far from overflow. */
+/* Returns NULL, or the fault of a model. The bounds keep all sizes far from overflow. */
 static inline const char *model_config_fault(const model_config *c) {
-    /* A loss over more than a sequence is a product of sums over rows that a pipeline never has at once. */
+    /* A balance loss over more than one sequence is a product of sums over rows that a pipeline never has at one
+       time. */
     static const char *const balance_faults[] = {
         NULL, NULL,
         "balance-over batch: the loss multiplies counts by probabilities over the whole batch, and the first backward "
@@ -178,7 +180,7 @@ static inline const char *model_config_fault(const model_config *c) {
     return NULL;
 }
 
-/* The same where sequences share rows: what makes a row another one in each of them. */
+/* Returns the fault of a model whose sequences share rows: a setting that makes a row differ between them. */
 static inline const char *model_sharing_fault(const model_config *c) {
     if (c->dropout > 0) return "share: dropout is drawn anew for each sequence, so their common rows are not the same";
     if (c->kinds.mtp > 0) return "share: mtp reads the next token, and the last common row has several";
@@ -194,13 +196,13 @@ static inline const char *model_sharing_fault(const model_config *c) {
    >>parameters    one flat array, seen as named tensors; gradients and optimizer moments have the same layout
    ================================================================================================================ */
 
-/* A layer has those of its kinds; the others are NULL. */
+/* A layer has the tensors of its kinds; the others are NULL. */
 typedef struct layer_weights {
     real *attention_norm;         /* (hidden) */
     real *wq, *bq;                /* (hidden, hidden), (hidden) */
     real *wk, *bk, *wv, *bv;      /* (hidden, kv width), (kv width) */
     real *wo;                     /* (hidden, hidden) */
-    real *wg;                     /* (hidden, hidden): gate of what is mixed */
+    real *wg;                     /* (hidden, hidden): gate of the mixed rows */
     real *sinks;                  /* (heads) */
     real *w_latent, *latent_norm; /* (hidden, latent + rope), (latent) */
     real *w_key, *w_value;        /* (heads, head_dim - rope, latent), (heads, latent, head_dim) */
@@ -209,7 +211,7 @@ typedef struct layer_weights {
     real *a_log, *dt_bias;        /* (heads), (decays) */
     real *out_norm, *skip;        /* (head_dim), (heads) */
     real *ffn_norm;               /* (hidden) */
-    real *w_gate, *w_up, *w_down; /* (hidden, ffn) twice, (ffn, hidden); likewise of each expert */
+    real *w_gate, *w_up, *w_down; /* (hidden, ffn) twice, (ffn, hidden); for experts, of each expert */
     real *router;                 /* (hidden, experts) */
 } layer_weights;
 
@@ -225,16 +227,16 @@ typedef struct weights {
     real *embedding; /* (vocabulary, hidden) */
     layer_weights *layers;
     real *final_norm; /* (hidden) */
-    real *head;       /* (vocabulary, hidden); the embedding where tied */
-    real *mtp_norm;   /* (2, hidden): of the stream and of the next token's embedding */
+    real *head;       /* (vocabulary, hidden); the embedding if tied */
+    real *mtp_norm;   /* (2, hidden): of the stream, and of the next token's embedding */
     real *mtp_project, *mtp_final_norm; /* (2 hidden, hidden), (hidden) */
     tensor *tensors;
     int64_t n_tensors;
 } weights;
 
-#define TENSORS_PER_LAYER 12 /* of a full one with a dense feed-forward part */
+#define TENSORS_PER_LAYER 12 /* of a layer with full attention and a dense feed-forward part */
 
-/* The next tensor of the layout: names it, if there is a list, and gives its place, if there is a flat array. */
+/* Returns the place of the layout's next tensor if there is a flat array, and names it if there is a list. */
 static inline real *weights_next(weights *w, int64_t layer, const char *name, int64_t count, int64_t fan_in) {
     if (w->tensors) {
         tensor *t = &w->tensors[w->n_tensors];
@@ -250,15 +252,15 @@ static inline real *weights_next(weights *w, int64_t layer, const char *name, in
     return at;
 }
 
-/* Widths, in numbers a row, of what only some kinds of layers have. */
+/* Widths, in numbers a row, of arrays that only some kinds of layers have. */
 typedef struct layer_sizes {
-    int64_t q, k, v, lse, mixed; /* mixed 0: what attention gives is what goes into wo */
+    int64_t q, k, v, lse, mixed; /* mixed 0: attention's result goes directly into wo */
     int64_t out_gate;
-    int64_t query, down;         /* latent: queries as they come, and latents before their norm */
+    int64_t query, down;         /* latent: queries before rotation, and latents before their norm */
     int64_t conv, heads, decays, states;
     int64_t ffn, experts, active;
-    int64_t rows_k, rows_v;      /* of the state: numbers of a token; rows_v 0: V is K */
-    int64_t border;              /* of the state: numbers of a snapshot */
+    int64_t rows_k, rows_v;      /* of the state, in numbers a token; rows_v 0: V is K */
+    int64_t border;              /* of the state, in numbers a snapshot */
 } layer_sizes;
 
 struct pass;
@@ -267,16 +269,18 @@ struct matrix_job;
 
 typedef void rows_function(const struct pass *p, int64_t i, const struct row_block *b);
 
-/* A kind of branch. Forward: `before` takes normed rows to what is mixed, `mix` does what looks at other rows, `after`
-   makes of that what is added to the residual stream. Backward goes the same way back. NULL: there is nothing to do. */
+/* A kind of branch. Forward: `before` maps normed rows to the mixer's inputs, `mix` does everything that reads other
+   rows, and `after` computes what is added to the residual stream. Backward runs in the reverse order. NULL: nothing to
+   do. */
 typedef struct branch {
     void (*lay_out)(weights *w, int64_t layer, const model_config *c, layer_weights *l); /* its weights */
     void (*sizes)(layer_sizes *n, const model_config *c, int64_t layer);
     rows_function *before, *after, *after_backward, *before_backward;
     void (*mix)(const struct pass *p, int64_t i, int backward);
-    /* Lists its matrices, for their transposes and gradients. */
+    /* Lists the matrices, for their transposes and gradients. */
     int64_t (*jobs)(struct matrix_job *jobs, const struct pass *p, int64_t i, const weights *gradient);
-    void (*gradients)(const struct pass *p, int64_t i, const weights *gradient); /* of all else, after all that */
+    /* computes the gradients of everything else, last */
+    void (*gradients)(const struct pass *p, int64_t i, const weights *gradient);
 } branch;
 
 /* In model.h. */
@@ -302,13 +306,14 @@ static inline layer_sizes widest_sizes(const model_config *c) {
     return widest;
 }
 
-/* Numbers of a row of state in the widest layer, as a ring wants to know it; not 0, where layers keep no rows. */
+/* Returns the numbers of a state row in the widest layer, which sets a ring's size; not 0 even if layers keep no
+   rows. */
 static inline int64_t stream_width_of(const model_config *c) {
     const layer_sizes n = widest_sizes(c);
     return max_of(1, max_of(n.rows_k, n.rows_v));
 }
 
-/* The least that --stream needs. */
+/* Checks that --stream is at least the smallest ring. */
 static inline void check_stream_bytes(int64_t bytes, const model_config *c) {
     int64_t ring = stream_ring_bytes(stream_width_of(c), KEY_BLOCK);
     if (bytes > 0 && bytes < ring) {
@@ -317,7 +322,7 @@ static inline void check_stream_bytes(int64_t bytes, const model_config *c) {
     }
 }
 
-/* The only place that knows the layout. Without a flat array it just counts. */
+/* Lays out the weights; no other function knows the layout. Without a flat array it only counts. */
 static inline void weights_layout(weights *w, const model_config *c) {
     int64_t h = c->hidden;
     w->count = w->n_tensors = 0;
@@ -363,8 +368,8 @@ static inline int tensor_ends_with(const tensor *t, const char *suffix) {
     return n >= m && strcmp(t->name + n - m, suffix) == 0;
 }
 
-/* Normal numbers, scaled so that each layer starts out near the identity. Gains start at 1 and biases at 0; `spread`
-   moves them away from there too, so that a check of gradients meets no special value. */
+/* Draws normal numbers, scaled so that each layer starts near the identity. Gains start at 1 and biases at 0; `spread`
+   moves them away as well, so that a check of gradients meets no special value. */
 static inline void weights_init(weights *w, const model_config *c, uint64_t seed, double spread) {
     for (int64_t i = 0; i < w->n_tensors; i++) {
         const tensor *t = &w->tensors[i];
@@ -385,10 +390,10 @@ static inline void weights_init(weights *w, const model_config *c, uint64_t seed
 typedef struct stage {
     int64_t first_layer, end_layer; /* layers first_layer .. end_layer - 1 */
     int has_embedding, has_head;
-    int has_mtp;                    /* 1: after the last layer comes the module for the next token but one */
+    int has_mtp;                    /* 1: the prediction module comes after the last layer */
 } stage;
 
-/* Part `index` of `count`: layers shared out as evenly as can be. */
+/* Returns part `index` of `count`, with layers divided as evenly as possible. */
 static inline stage stage_of(const model_config *c, int64_t index, int64_t count) {
     stage s;
     s.first_layer = c->layers * index / count;
@@ -399,7 +404,7 @@ static inline stage stage_of(const model_config *c, int64_t index, int64_t count
     return s;
 }
 
-/* Layers of a stage, that of the module included, which is the last one. */
+/* Returns the number of a stage's layers, including the prediction module's, which is the last one. */
 static inline int64_t stage_layers(const stage *s) { return s->end_layer - s->first_layer + s->has_mtp; }
 
 /* ================================================================================================================
@@ -412,14 +417,15 @@ struct chain_state;
 typedef struct row_span {
     int32_t first, end;       /* rows first .. end - 1 */
     int32_t up;               /* the span of this chunk that it continues; -1: none */
-    int32_t child, sibling;   /* the first span that continues it, and the next one that continues the same; -1: none */
+    /* the first span that continues it, and the next one that continues the same span; -1: none */
+    int32_t child, sibling;
     int64_t slice;            /* of the plan; -1: padding */
-    const struct chain_state *above; /* the state with the snapshot that it begins from; NULL: none */
+    const struct chain_state *above; /* the state with the snapshot from which it begins; NULL: none */
     int64_t enters;           /* that snapshot */
-    int64_t leaves;           /* the snapshot of its end in the chunk's own state; -1: no other chunk continues it */
+    int64_t leaves;           /* its end's snapshot in the chunk's own state; -1: no other chunk continues it */
 } row_span;
 
-/* The rows of one chunk: what chunkflow's cf_metadata_fill writes, and the tokens themselves. */
+/* The rows of one chunk: the output of chunkflow's cf_metadata_fill, and the tokens themselves. */
 typedef struct chunk_rows {
     int64_t rows;             /* padding included */
     int64_t n_seqs;           /* slices, and runs of padding rows */
@@ -428,15 +434,15 @@ typedef struct chunk_rows {
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* (n_seqs + 1) */
     const int32_t *position;  /* (rows) in its sequence */
     const int32_t *sequence;  /* (rows) -1: padding */
-    const double *weight;     /* (rows) of its loss; all of the batch add up to the mean that is wanted */
+    const double *weight;     /* (rows) of each row's loss; over the batch the weighted losses add up to the mean */
     int32_t *token;           /* (rows) -1: padding */
     int32_t *target;          /* (rows) the next token of the sequence; -1: none, or ignored */
-    int32_t *next, *target2;  /* (rows) for the module that looks further: the next token, ignored or not, and the one
-                                 after it as a target. It needs no more of what is beyond the chunk's border */
+    int32_t *next, *target2;  /* (rows) for the prediction module: the next token, ignored or not, and the one after it
+                                 as a target. It needs nothing else from beyond the chunk's end */
     const double *weight2;    /* (rows) of its loss */
     int64_t index;            /* of the chunk in its chain, from 0 */
-    int64_t chunk;            /* of the batch: where its routes lie */
-    int64_t n_extra;          /* where sequences part, a row has a target for each way on: those beside the first */
+    int64_t chunk;            /* of the batch: index of its routes */
+    int64_t n_extra;          /* a row where sequences diverge has a target for each branch: those besides the first */
     const int32_t *extra_row; /* (n_extra) rising */
     const int32_t *extra_target; /* (n_extra) tokens */
     const double *extra_weight;  /* (n_extra) */
@@ -448,10 +454,10 @@ typedef struct chunk_rows {
    >>activations    what a forward keeps for its backward
    ================================================================================================================ */
 
-/* The numbers that each row of a layer keeps: X(name, numbers). Those that all kinds have come first, so that they lie
-   at one place in all layers that share buffers. */
+/* The numbers that each row of a layer keeps: X(name, numbers). Those of all kinds come first, so that they are at the
+   same place in all layers that share buffers. */
 #define LAYER_ACTIVATIONS(X)                                              \
-    X(input, c->hidden)     /* the residual stream as it enters */       \
+    X(input, c->hidden)     /* the residual stream at the layer's input */ \
     X(scale1, 1)            /* 1 / rms of it */                          \
     X(normed1, c->hidden)                                                \
     X(attended, c->hidden)  /* what goes into wo */                      \
@@ -462,20 +468,20 @@ typedef struct chunk_rows {
     X(k, n.k)               /* (kv_heads, head_dim), rotated */          \
     X(v, n.v)                                                            \
     X(lse, n.lse)           /* log of the sum of exponentiated scores */ \
-    X(mixed, n.mixed)       /* what attention or recurrence gives, where that is not what goes into wo */ \
+    X(mixed, n.mixed)       /* result of attention or recurrence, if it does not go directly into wo */   \
     X(out_gate, n.out_gate)                                              \
     X(query, n.query)       /* latent: (heads, head_dim) */              \
-    X(down, n.down)         /* latents and rotated key, as they come */  \
+    X(down, n.down)         /* latents and rotated key, before norm and rotation */ \
     X(down_scale, n.down > 0)                                            \
     X(conv_in, n.conv)      /* recurrent: Q, K and V side by side */     \
     X(conv_out, n.conv)                                                  \
     X(q_scale, n.heads)                                                  \
     X(k_scale, n.heads)                                                  \
-    X(beta, n.heads)        /* how much of a row is written */           \
+    X(beta, n.heads)        /* how strongly a row is written */          \
     X(step, n.decays)                                                    \
-    X(decay, n.decays)      /* how much of the state is left, 0 to 1 */  \
+    X(decay, n.decays)      /* the factor by which the state decays, 0 to 1 */ \
     X(mixed_scale, n.heads)                                              \
-    X(gate, n.ffn)          /* of all experts that the row has chosen */ \
+    X(gate, n.ffn)          /* of all experts that the row uses */       \
     X(up, n.ffn)                                                         \
     X(gated, n.ffn)         /* silu(gate) * up */                        \
     X(score, n.experts)                                                  \
@@ -489,18 +495,18 @@ typedef struct layer_activations {
 
 typedef struct activations {
     layer_activations *layers; /* those of the stage, from its first on */
-    real *output;              /* (rows, hidden) the residual stream as it leaves */
+    real *output;              /* (rows, hidden) the residual stream after the last layer */
     real *scale, *normed;      /* (rows), (rows, hidden): final norm */
     real *probability;         /* (rows, vocabulary): softmax of the logits */
     real *mtp_embedded, *mtp_scale, *mtp_normed; /* (rows, hidden), (2, rows), (rows, 2 hidden) */
-    real *mtp_output;          /* as output, and what the head makes of it: */
+    real *mtp_output;          /* as output; the head's results follow: */
     real *mtp_final_scale, *mtp_final_normed, *mtp_probability;
     real *flat;
     int64_t bytes;
     memory_kind kind;
 } activations;
 
-/* Hands out consecutive pieces of an array, or only counts where there is none. */
+/* Hands out consecutive pieces of an array, or only counts if there is none. */
 typedef struct carver {
     real *flat;
     int64_t used;
@@ -519,14 +525,14 @@ static inline real *carve(carver *from, int64_t count) {
 #define LEAST_OUTPUT_WINDOW CF_MIN_OUTPUT_WINDOW /* tests choose less */
 #endif
 
-/* Returns 0 for a recurrence, which does not attend, and for a short window: its attention costs too little. */
+/* Returns 0 for a recurrence, which does not attend, and for a short window, whose attention costs too little. */
 static inline int layer_keeps_outputs(const model_config *c, int64_t layer) {
     const int64_t window = window_of(c, layer);
     const int is_short = window != 0 && max_of(window, -window) < LEAST_OUTPUT_WINDOW;
     return layer_kind_of(c, layer).mixer <= MIXER_LATENT && !is_short;
 }
 
-/* Lays out attention's results, before a gate or a way out of latent space, and its log-sums, layer by layer. */
+/* Lays out attention's results, before a gate or the matrix out of latent space, and its log-sums, layer by layer. */
 static inline void outputs_layout(activations *a, carver *from, const model_config *c, const stage *s, int64_t rows) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
@@ -536,8 +542,8 @@ static inline void outputs_layout(activations *a, carver *from, const model_conf
     }
 }
 
-/* The only place that knows the layout. keep 1: everything. KEEP_OUTPUTS: attention's outputs alone. 0: all layers
-   share the buffers of the widest one, which is all that a forward needs whose activations are dropped. */
+/* Lays out activations; no other function knows the layout. keep 1: everything. KEEP_OUTPUTS: only attention's outputs.
+   0: all layers share the buffers of the widest one, which is enough for a forward whose activations are dropped. */
 static inline void activations_layout(activations *a, carver *from, const model_config *c, const stage *s, int64_t rows,
                                       int keep) {
     if (keep == KEEP_OUTPUTS) {
@@ -569,7 +575,7 @@ static inline void activations_layout(activations *a, carver *from, const model_
     a->mtp_probability = carve(from, s->has_head ? mtp * c->vocabulary : 0);
 }
 
-/* The activations of a layer, seen from row `row` on. */
+/* Returns the activations of a layer, from row `row` on. */
 static inline layer_activations layer_activations_at(const layer_activations *all, const model_config *c, int64_t layer,
                                                      int64_t row) {
     const layer_sizes n = layer_sizes_of(c, layer);
@@ -591,12 +597,12 @@ static inline int64_t activations_bytes(const model_config *c, const stage *s, i
     return from.used * (int64_t)sizeof(real);
 }
 
-/* Activations of at most `rows` rows. kind: what the bytes count as. */
+/* Allocates activations of at most `rows` rows. kind: the memory_kind that counts the bytes. */
 static inline activations activations_new(const model_config *c, const stage *s, int64_t rows, int keep,
                                           memory_kind kind, memory_meter *meter) {
     activations a = {0};
     a.bytes = activations_bytes(c, s, rows, keep);
-    a.layers = TAKE(layer_activations, all_layers(c)); /* as many as any stage has */
+    a.layers = TAKE(layer_activations, all_layers(c)); /* enough for any stage */
     a.kind = kind;
     a.flat = TAKE(real, a.bytes / (int64_t)sizeof(real));
     carver from = {a.flat, 0};
@@ -605,8 +611,8 @@ static inline activations activations_new(const model_config *c, const stage *s,
     return a;
 }
 
-/* Lays the same memory out anew, for a stage that needs no more of it than the one that it was taken for: a process
-   with several parts of the model can use it for any of them. */
+/* Lays the same memory out again for another stage that needs no more of it: a process with several parts of the model
+   uses it for each of them. */
 static inline void activations_reshape(activations *a, const model_config *c, const stage *s, int64_t rows, int keep) {
     carver from = {a->flat, 0};
     activations_layout(a, &from, c, s, rows, keep);
@@ -619,7 +625,7 @@ static inline void activations_free(activations *a, memory_meter *meter) {
     memset(a, 0, sizeof *a);
 }
 
-/* Takes more slots until there are `wanted`. */
+/* Allocates more slots until there are `wanted`. */
 static inline void grow_slots(activations **slots, int64_t *n_slots, int64_t wanted, const model_config *c,
                               const stage *s, int64_t rows, int keep, memory_kind kind, memory_meter *meter) {
     if (wanted <= *n_slots) return;
@@ -630,7 +636,7 @@ static inline void grow_slots(activations **slots, int64_t *n_slots, int64_t wan
     while (*n_slots < wanted) more[(*n_slots)++] = activations_new(c, s, rows, keep, kind, meter);
 }
 
-/* The places of a stage's input and of its output: (rows, hidden). */
+/* Return a stage's input and its output: (rows, hidden). */
 static inline real *stage_input(const activations *a) { return a->layers[0].input; }
 static inline const real *stage_output(const activations *a) { return a->output; }
 
@@ -641,9 +647,9 @@ static inline const real *stage_output(const activations *a) { return a->output;
 typedef struct layer_state {
     real *k, *v, *dk, *dv;  /* (kept rows, kv_heads, head_dim); latent: v is k, and dv is dk */
     real *snapshots;        /* (n_snapshots, numbers of a snapshot): state at the end of each slice of `left`; in a cp
-                               group at the begin of each chunk, and last at that of the next round */
-    real *carry;            /* the gradient of a snapshot, from the chunk that has run backward last to the one before
-                               it; in a tree of each snapshot, and the sum of all ways on */
+                               group at the beginning of each chunk, and last at that of the next round */
+    real *carry;            /* the gradient of a snapshot, passed from the chunk that last ran backward to the one
+                               before it; in a tree, of each snapshot, summed over all branches */
 } layer_state;
 
 typedef struct chain_state {
@@ -651,23 +657,23 @@ typedef struct chain_state {
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
     int64_t chunks;
-    int64_t *left;        /* (n_snapshots) rising: slices of the plan that slices of later chunks continue. NULL: a cp
-                             group's */
+    int64_t *left;        /* (n_snapshots) rising: slices of the plan that slices of later chunks continue. NULL in a cp
+                             group */
     int64_t n_snapshots;
     int in_tree;          /* 1: other chains also continue its rows */
     int64_t bytes;
     memory_kind kind;
-    state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
+    state_stream *stream; /* the stream to a state in host memory; NULL: the state is on the device */
 } chain_state;
 
 /* Returns the number of a chunk's rows that the state keeps: those that the next chunk sees, with a window the last
-   ones. A row that the next chunk does not see, no later chunk sees. In a tree others may go on from any row;
-   in a cp group other ranks see it. */
+   ones. A row that the next chunk does not see, no later chunk sees. In a tree others may continue from any row, and in
+   a cp group other ranks see every row, so all are kept. */
 static inline int64_t rows_kept(const chain_state *g, int64_t window, int64_t begin, int64_t end) {
     return g && (g->in_tree || !g->left) ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }
 
-/* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a chain. */
+/* Returns the rows that a layer keeps of the chunks before chunk `chunk`; 0 without a chain. */
 static inline int64_t kept_before(const chain_state *g, int64_t window, int64_t chunk) {
     int64_t rows = 0;
     for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(g, window, g->begin[i], g->begin[i + 1]);
@@ -676,7 +682,7 @@ static inline int64_t kept_before(const chain_state *g, int64_t window, int64_t 
 
 static inline int64_t carries_of(const chain_state *g) { return g->in_tree ? g->n_snapshots : 1; }
 
-/* Returns the snapshot of a slice's end; -1: nobody continues it in another chunk. */
+/* Returns the snapshot of a slice's end; -1: no other chunk continues it. */
 static inline int64_t snapshot_of(const chain_state *g, int64_t slice) {
     int64_t i = 0;
     while (g->left && i < g->n_snapshots && g->left[i] < slice) i++;
@@ -697,8 +703,8 @@ static inline void chain_state_layout(chain_state *g, carver *from, const model_
     }
 }
 
-/* Not a number anywhere, as if another chain had left something there: what is read must have been written. shape: the
-   chain's members of a state, which will own its arrays. With a stream, the state lies in host memory. */
+/* Allocates a chain's state, filled with NaN to expose reads of unwritten numbers. shape: the members of a state
+   without its arrays, which the result will own. With a stream, the state is in host memory. */
 static inline chain_state chain_state_new(const model_config *c, const stage *s, const chain_state *shape,
                                           state_stream *stream, memory_meter *meter) {
     chain_state g = *shape;
@@ -716,7 +722,7 @@ static inline chain_state chain_state_new(const model_config *c, const stage *s,
     return g;
 }
 
-/* Before a chain's first backward, which adds to them. */
+/* Clears gradients before a chain's first backward, which adds to them. */
 static inline void chain_state_clear_gradient(const chain_state *g, const model_config *c, const stage *s) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
@@ -740,22 +746,23 @@ static inline void chain_state_free(chain_state *g, memory_meter *meter) {
 /* ================================================================================================================
    >>routing    which experts the rows of a batch go to
 
-   A replay must route as the forward did, so what F has chosen is kept until B. And the balance loss of a sequence,
+   A replay must route as the forward did, so F's choices are kept until B. The balance loss of a sequence,
 
        balance x sum over experts e of f[e] P[e],   f[e] = experts / (active x T) x rows that have chosen e,
                                                     P[e] = mean over its T rows of score[e] / sum of scores,
 
-   is a product of sums over all its rows. The counts have no gradient, so all that a row's backward needs to know of
-   other chunks is the counts of its sequence: a state of the kind "sum", complete when the last F of the chain has run,
-   and that is before the chain's first B. Replays do not count.
-   ================================================================================================================ */
+   is a product of sums over all its rows. The counts have no gradient. So a row's backward only needs the counts of its
+   whole sequence from other chunks: a state of the kind "sum". It is complete when the last F of the chain has run,
+   which is before the chain's first B. Replays do not count.
+   ================================================================================================================
+   */
 
 typedef struct routing {
     int64_t chunks, layers, rows, sequences, active, experts; /* rows: most of a chunk */
     int16_t *routes;      /* (chunks, layers, rows, active) */
     double *count, *sum;  /* (layers, sequences, experts) of rows that chose it, and of score / sum of scores */
     const int64_t *length; /* (sequences) */
-    int64_t n_sequences;  /* that have a token: the loss is their mean */
+    int64_t n_sequences;  /* sequences with tokens: the loss is their mean */
 } routing;
 
 static inline routing routing_new(const model_config *c, int64_t chunks, int64_t rows, const int64_t *length,
@@ -777,7 +784,7 @@ static inline routing routing_new(const model_config *c, int64_t chunks, int64_t
     return r;
 }
 
-/* Before a batch is run again. */
+/* Clears the counts before a batch runs again. */
 static inline void routing_clear(routing *r) {
     memset(r->count, 0, (size_t)(r->layers * r->sequences * r->experts) * sizeof *r->count);
     memset(r->sum, 0, (size_t)(r->layers * r->sequences * r->experts) * sizeof *r->sum);
@@ -798,7 +805,8 @@ static inline int64_t experts_at(const routing *r, int64_t layer, int64_t sequen
     return (layer * r->sequences + sequence) * r->experts;
 }
 
-/* d loss / d (score / sum of scores) of expert `e`, for each row of a sequence: the loss is that times their sum. */
+/* Returns d loss / d (score / sum of scores) of expert `e`, for each row of a sequence. The loss is that times their
+   sum. */
 static inline double balance_slope(const routing *r, const model_config *c, int64_t layer, int64_t sequence,
                                    int64_t e) {
     double length = (double)r->length[sequence];
@@ -806,7 +814,7 @@ static inline double balance_slope(const routing *r, const model_config *c, int6
            r->count[experts_at(r, layer, sequence) + e];
 }
 
-/* The balance loss of the layers that have run here, once all forwards have. */
+/* Returns the balance loss of the layers that have run here, once all forwards have. */
 static inline double balance_loss(const routing *r, const model_config *c) {
     double loss = 0;
     for (int64_t layer = 0; layer < r->layers; layer++) {
@@ -823,7 +831,7 @@ static inline double balance_loss(const routing *r, const model_config *c) {
    >>workspace    scratch of one pass
    ================================================================================================================ */
 
-/* Per row: X(name, numbers). A name with d is the gradient of the thing. */
+/* Arrays of a row: X(name, numbers). A name with d is the gradient of the named thing. */
 #define ROW_SCRATCH(X)                                                      \
     X(stream, c->hidden)    /* d of the residual stream, on its way down */ \
     X(branch1, c->hidden)   /* what the first branch, or the embedding, adds to the stream, or d of that */ \
@@ -863,19 +871,19 @@ typedef struct row_scratch {
 } row_scratch;
 
 typedef struct workspace {
-    layer_sizes sizes;        /* the widest of all layers */
+    layer_sizes sizes;        /* the largest of all layers */
     row_scratch rows;
-    layer_weights transposed; /* the matrices of one layer, transposed: laid out as its weights are, from wide on */
+    layer_weights transposed; /* the matrices of one layer, transposed, in its weights' layout, from wide on */
     real *wide;
     real *head_transposed;    /* (hidden, vocabulary) */
-    real *border, *dborder, *scanned; /* a snapshot, its gradient, and one that is on its way to the next chunk */
-    double *row_loss;         /* (rows); in a backward what further losses of the row weigh */
+    real *border, *dborder, *scanned; /* a snapshot, its gradient, and one in transit to the next chunk */
+    double *row_loss;         /* (rows); in a backward the weights of the row's further losses */
     attention_tile *tiles;
     real *flat;
     int64_t bytes;
 } workspace;
 
-/* A layer's matrices, where their transposes lie. Returns how many numbers that takes. */
+/* Lays out a layer's transposed matrices. Returns the numbers that they take. */
 static inline int64_t transposed_layout(workspace *w, const model_config *c, int64_t layer) {
     weights all;
     memset(&all, 0, sizeof all);
@@ -902,7 +910,7 @@ static inline void workspace_layout(workspace *w, carver *from, const model_conf
     w->scanned = carve(from, n.border);
 }
 
-/* For a layer: each has rows of its own widths there. */
+/* Returns the scratch of a layer, whose rows have its own widths. */
 static inline row_scratch row_scratch_at(const workspace *w, const model_config *c, int64_t layer, int64_t row) {
     const layer_sizes n = layer_sizes_of(c, layer);
     const int64_t mtp = c->kinds.mtp > 0 ? 2 * c->hidden : 0;
@@ -913,7 +921,7 @@ static inline row_scratch row_scratch_at(const workspace *w, const model_config 
     return s;
 }
 
-/* For chunks of at most `rows` rows. */
+/* Allocates scratch for chunks of at most `rows` rows. */
 static inline workspace workspace_new(const model_config *c, int64_t rows, memory_meter *meter) {
     workspace w = {0};
     carver from = {0};
@@ -940,24 +948,25 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
 /* ================================================================================================================
    >>cp groups    ranks that share a long sequence, each in a process of its own
 
-   The i-th chunks of all ranks of a group are a round: its parts lie beside each other in the sequence. In each layer
-   the ranks exchange what their parts need of each other, by sums over all ranks: each puts its own numbers where they
-   belong, between zeros.
-   ================================================================================================================ */
+   The i-th chunks of all ranks of a group form a round: their slices, here called parts, are adjacent in the sequence.
+   In each layer the ranks exchange what their parts need of each other, by sums over all ranks: each rank puts its own
+   numbers in place, between zeros.
+   ================================================================================================================
+   */
 
 typedef enum cp_message { /* what the numbers are */
-    CP_ROWS, CP_ROW_GRADIENTS,                       /* of the rows that attention hands on */
+    CP_ROWS, CP_ROW_GRADIENTS,                       /* of the rows that attention passes on */
     CP_TAILS, CP_STATES,                             /* of a recurrence: see recurrent.h */
     CP_STATE_GRADIENTS, CP_TAIL_GRADIENTS
 } cp_message;
 
-/* The group of a pass's chunk. */
+/* The cp group of a pass's chunk. */
 typedef struct cp_group {
     void (*add_up)(void *context, cp_message message, int64_t size, real *numbers, int64_t count);
     void *context;
     const cf_plan *plan;
     int64_t chunk;
-    int64_t size, part; /* ranks, and the place of this one among them */
+    int64_t size, part; /* ranks, and this rank's place among them */
     real *room;         /* (room_count) */
     int64_t room_count;
 } cp_group;
@@ -969,7 +978,7 @@ static inline const cf_slice *slice_of_part(const cp_group *g, int64_t round, in
     return &plan->slices[plan->chunks[own + (part - g->part) * plan->chunks_per_rank].first_slice];
 }
 
-/* Returns `count` zeros to put numbers between. */
+/* Returns `count` zeros, to be filled in partly. */
 static inline real *exchange_room(cp_group *g, int64_t count) {
     if (count > g->room_count) {
         free(g->room);
@@ -980,7 +989,7 @@ static inline real *exchange_room(cp_group *g, int64_t count) {
     return g->room;
 }
 
-/* Returns what a cp group cannot train, or NULL. */
+/* Returns the setting that a cp group cannot train, or NULL. */
 static inline const char *model_group_fault(const model_config *c) {
     for (int64_t i = 0; i < c->layers; i++) {
         if (layer_kind_of(c, i).experts && c->kinds.balance > 0) {
@@ -993,17 +1002,18 @@ static inline const char *model_group_fault(const model_config *c) {
 /* ================================================================================================================
    >>pass    one forward or backward of one chunk through one stage
 
-   Where a row goes its own way, a thread takes a block of rows through as much as it can at once. Only what looks at
-   other rows and the gradients of the weights, which look at all, are shared out in other ways.
-   ================================================================================================================ */
+   Where rows are independent, a thread takes a block of rows through as many operations as possible. Only operations
+   that read other rows, and the weights' gradients, which need all rows, are divided in other ways.
+   ================================================================================================================
+   */
 
 #define ROW_BLOCK 32
 
-/* Keys that slices of a chunk go on from, where sequences share rows. */
+/* Keys that slices of a chunk continue, if sequences share rows. */
 typedef struct key_place {
     const chain_state *state; /* NULL: they are rows of the chunk itself, from row 0 on */
     int64_t row, first;       /* else the first of them in that state, and its place in the sequence */
-    key_level level;          /* who sees which of them */
+    key_level level;          /* the rows that see each of them */
 } key_place;
 
 typedef struct pass {
@@ -1014,18 +1024,19 @@ typedef struct pass {
     const chain_state *state; /* NULL without a chain */
     workspace *scratch;
     struct stage stage;
-    uint64_t seed;            /* of dropout; the same in all passes of a training step */
-    int is_replay;            /* 1: the state has the chunk's rows, and the routes are known, from its first forward */
+    uint64_t seed;            /* of dropout; equal in all passes of a training step */
+    /* 1: the chunk's first forward has already filled the state's rows and chosen the routes */
+    int is_replay;
     struct routing *routing;
-    const key_place *places;  /* (n_places) where the keys above the chunk's slices lie in a tree, from the root down */
-    int64_t n_places;         /* 0: slice 0 sees the prefix in `state`, and nothing else sees more than itself */
-    const activations *outputs; /* F of a dropped chunk leaves attention's outputs there. R takes them and does not
+    const key_place *places;  /* (n_places) the places of keys above the chunk's slices in a tree, from the root down */
+    int64_t n_places;         /* 0: slice 0 sees the prefix in `state`, and every other slice only itself */
+    const activations *outputs; /* F of a dropped chunk stores attention's outputs there; R takes them and does not
                                    attend. NULL: R attends */
-    state_stream *outputs_stream; /* the way to outputs in host memory; NULL: they are on the device */
+    state_stream *outputs_stream; /* the stream to outputs in host memory; NULL: they are on the device */
     cp_group *group;          /* the ranks that share the sequence of slice 0; NULL: it is on one */
 } pass;
 
-/* Rows `first` to first + count - 1, and what they need. */
+/* Rows `first` to first + count - 1, with their arrays. */
 typedef struct row_block {
     int64_t first, count;
     row_scratch scratch;
@@ -1033,7 +1044,7 @@ typedef struct row_block {
 
 static inline int64_t row_blocks(const pass *p) { return (p->rows->rows + ROW_BLOCK - 1) / ROW_BLOCK; }
 
-/* Block number `block` of the rows, as layer `i` of the stage sees it. */
+/* Returns block number `block` of the rows in layer `i` of the stage. */
 static inline row_block row_block_of(const pass *p, int64_t i, int64_t block) {
     row_block b;
     b.first = block * ROW_BLOCK;
@@ -1060,7 +1071,7 @@ static inline void for_row_blocks(const pass *p, int64_t i, rows_function *work)
     }
 }
 
-/* All states lie in the same place, be it the device or host memory. */
+/* Returns the states' stream. All states are in one kind of memory, on the device or the host. */
 static inline state_stream *state_stream_of(const pass *p) {
     const chain_state *state = p->state ? p->state : p->n_places > 0 ? p->places[0].state : NULL;
     return state ? state->stream : NULL;
@@ -1078,11 +1089,11 @@ static inline void copy_rows(real *to, const real *from, int64_t rows, int64_t w
 typedef struct matrix_job {
     const real *weight;  /* (inputs, outputs) */
     real *transposed;    /* (outputs, inputs), made before dx = dout weight^T */
-    real *dweight;       /* += x^T dout, over all rows of the chunk; NULL: that is done elsewhere */
+    real *dweight;       /* += x^T dout, over all rows of the chunk; NULL: computed elsewhere */
     real *dbias;         /* += sum of the rows of dout; NULL: there is no bias */
     const real *x;
     const real *dout;
-    real *kept;          /* where dout goes until a W that comes later, in a slot that nothing else will read */
+    real *kept;          /* where dout is stored for a later W, in a slot that nothing else will read */
     int64_t inputs, outputs;
 } matrix_job;
 
@@ -1093,7 +1104,7 @@ static inline void run_transposes(const matrix_job *jobs, int64_t n_jobs) {
     for (int64_t i = 0; i < n_jobs; i++) transpose(jobs[i].transposed, jobs[i].weight, jobs[i].inputs, jobs[i].outputs);
 }
 
-#define GRADIENT_BLOCK 16 /* rows of a weight's gradient that a thread takes at a time */
+#define GRADIENT_BLOCK 16 /* rows of a weight's gradient that a thread computes at a time */
 
 static inline int64_t gradient_blocks(const matrix_job *job) {
     return job->dweight ? (job->inputs + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK : 0;

@@ -1,7 +1,7 @@
-/* pipeline.h - one stage of a pipeline: what its passes do, however tensors travel - MIT or public domain
+/* pipeline.h - one stage of a pipeline: its passes, for any kind of transport - MIT or public domain
 
-   A stage has one part of the model, or several (virtual stages; the schedule says which lie where), and runs a lowered
-   schedule. Its steps (cf_steps_make) number the buffers and say which of them to use:
+   A stage has one part of the model, or several (virtual stages; the schedule gives their placement), and runs a
+   lowered schedule. Its steps (cf_steps_make) number the buffers and say which ones to use:
 
        slot             activations that a forward keeps for its backward; in use until B, or until W
        outputs          attention's outputs of a forward that keeps nothing else, until the end of its replay, which
@@ -13,22 +13,22 @@
                         local replay the stage's input stays in its buffer from F to R; with a stream it goes to host
                         memory, and comes back through one of two slots while the R before it runs
 
-   The program walks the steps, and brings what sends and receives. Between the first step and the last, only boundaries
-   are allocated, when there is none to use again, and what differs in size or lies in host memory. */
+   The program walks the steps and supplies sends and receives. Between the first step and the last, it allocates
+   boundaries if none is free, and buffers that vary in size or are in host memory; nothing else. */
 
 #ifndef TRAIN_PIPELINE_H
 #define TRAIN_PIPELINE_H
 
 #include "chunked.h"
 
-/* A device buffer for a stage input that comes back from host memory. */
+/* A device buffer for a stage input that returns from host memory. */
 typedef struct input_slot {
     real *rows;
-    int64_t owner; /* place in the list of kept inputs; -1: free */
+    int64_t owner; /* index in the list of kept inputs; -1: free */
     int64_t event; /* of its copy */
 } input_slot;
 
-#define INPUT_SLOTS 2 /* one in use, one on its way */
+#define INPUT_SLOTS 2 /* one in use, one being loaded */
 
 typedef struct stage_runner {
     const model_config *config;
@@ -44,40 +44,40 @@ typedef struct stage_runner {
 
     activations *slots;          /* (n_slots) */
     activations *outputs;        /* (n_outputs) attention's outputs of dropped chunks; in host memory with a stream */
-    activations passing;         /* of forwards that keep nothing: one layer deep */
+    activations passing;         /* for forwards that keep nothing: one layer deep */
     chain_state *states;         /* (n_states) empty while the slot is free */
-    real **boundaries;           /* (n_boundaries) NULL where the slot is free, or its tensor in host memory */
-    real **spare;                /* (n_spare) buffers of boundaries that are not in use */
+    real **boundaries;           /* (n_boundaries) NULL if the slot is free, or its tensor in host memory */
+    real **spare;                /* (n_spare) unused buffers for boundaries */
     int64_t n_spare;
     state_stream stream;         /* of states; without a ring they are on the device, and so are kept inputs */
     int64_t stream_bytes;
-    real **kept_inputs;          /* (n_virtual x chunks) in host memory; NULL where there is none */
+    real **kept_inputs;          /* (n_virtual x chunks) in host memory; NULL: none */
     input_slot input_slots[INPUT_SLOTS];
     copy_engine inputs_in, inputs_out;
     int64_t n_slots, n_states, n_boundaries;
-    int64_t n_outputs;           /* 0: they are not asked for, or nothing is dropped */
+    int64_t n_outputs;           /* 0: not requested, or nothing is dropped */
     int64_t boundary_count;      /* numbers in a boundary */
     workspace scratch;
     chunk_feed feed;
     routing routing;
-    cp_group group;              /* add_up and context are the caller's, where the plan has cp groups */
+    cp_group group;              /* add_up and context are the caller's, if the plan has cp groups */
 
     int64_t live_slots;          /* activation slots in use now */
     int64_t live_outputs, peak_outputs; /* outputs slots in use, now and at most */
-    double loss;                 /* where the head is, and of balance where experts are */
+    double loss;                 /* of the head's stage, plus the balance loss of each stage with experts */
 } stage_runner;
 
-/* The part of the model that a virtual stage has. */
+/* Returns the part of the model of a virtual stage. */
 static inline stage part_of(const model_config *config, const cf_schedule *schedule, int64_t virtual_stage) {
     return stage_of(config, virtual_stage, schedule->shape.n_stages * schedule->shape.n_virtual);
 }
 
-/* The part that a stage has in one row of virtual stages. */
+/* Returns the part of a stage in one row of virtual stages. */
 static inline stage part_at(const model_config *config, const cf_schedule *schedule, int64_t row, int64_t stage_index) {
     return part_of(config, schedule, cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, row, stage_index));
 }
 
-/* The part on this stage that needs most for its activations, in buffers which all of them use in turn. */
+/* Returns the part on this stage whose activations need most; all parts use its buffers in turn. */
 static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index,
                                  int keep) {
     stage largest = part_at(config, schedule, 0, stage_index);
@@ -88,7 +88,7 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
     return largest;
 }
 
-/* Refuses what ranks of a cp group cannot do. */
+/* Refuses options that ranks of a cp group do not support. */
 static inline cf_result check_groups(const cf_plan *plan, const model_config *config, int64_t stream_bytes,
                                      cf_error *error) {
     const char *fault = model_group_fault(config);
@@ -99,7 +99,7 @@ static inline cf_result check_groups(const cf_plan *plan, const model_config *co
     return CF_OK;
 }
 
-/* Takes all the memory that a run needs. */
+/* Allocates all the memory of a run. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
                                            const cf_schedule *schedule, const cf_steps *steps, const batch *b,
                                            int64_t stream_bytes, int keep_outputs, cf_error *error) {
@@ -167,7 +167,7 @@ static inline int uses_outputs(const stage_runner *r, const cf_step *step) {
     return step->outputs >= 0 && r->n_outputs > 0;
 }
 
-/* Returns the cp group of a chunk; NULL: it is in none. */
+/* Returns the cp group of a chunk; NULL: none. */
 static inline cp_group *group_of(stage_runner *r, int64_t chunk) {
     r->group.plan = r->plan;
     r->group.chunk = chunk;
@@ -177,7 +177,7 @@ static inline cp_group *group_of(stage_runner *r, int64_t chunk) {
     return &r->group;
 }
 
-/* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
+/* Loads the rows of the step's chunk and lays out its buffers for the step's part of the model. */
 static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass *p, cf_error *error) {
     cf_result result = chunk_feed_load(&r->feed, r->plan, step->action.chunk, r->batch, error);
     if (result != CF_OK) return result;
@@ -208,12 +208,12 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
 
 /* ---- kept stage inputs, with a stream ---- */
 
-/* Place of a chunk on a virtual stage in lists of all of them. */
+/* Returns the index of a chunk on a virtual stage in lists of all of them. */
 static inline int64_t cell_of(const stage_runner *r, const cf_action *a) {
     return a->stage / r->schedule->shape.n_stages * r->plan->n_chunks + a->chunk;
 }
 
-/* Begins to send an F's input, which its R will want again, to host memory. */
+/* Begins to send an F's input, which its R will read again, to host memory. */
 static inline void input_leaves(stage_runner *r, const cf_step *step) {
     real **host = &r->kept_inputs[cell_of(r, &step->action)];
     int64_t count = boundary_numbers(r, step);
@@ -222,14 +222,14 @@ static inline void input_leaves(stage_runner *r, const cf_step *step) {
     copy_issue(&r->inputs_out, *host, r->boundaries[step->input], count);
 }
 
-/* It has arrived, and other tensors can have its buffer. */
+/* Frees the buffer once the input has arrived in host memory. */
 static inline void input_has_left(stage_runner *r, const cf_step *step) {
     copy_wait(&r->inputs_out, r->inputs_out.n_issued);
     r->spare[r->n_spare++] = r->boundaries[step->input];
     r->boundaries[step->input] = NULL;
 }
 
-/* Begins to load a kept input, unless that has begun, and gives its slot; NULL where none is free. */
+/* Begins to load a kept input, unless that has begun, and returns its slot; NULL if none is free. */
 static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
     int64_t cell = cell_of(r, a), count = r->plan->chunks[a->chunk].rows * r->config->hidden;
     input_slot *slot = NULL;
@@ -247,7 +247,7 @@ static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
     return slot;
 }
 
-/* Begins to load what the next R of the list will read, if it is kept by now. */
+/* Begins to load the input of the list's next R, if it is already kept. */
 static inline void input_look_ahead(stage_runner *r, const cf_step *step) {
     int64_t i = step->position + 1;
     const cf_step *steps = r->steps->steps;
@@ -255,7 +255,7 @@ static inline void input_look_ahead(stage_runner *r, const cf_step *step) {
     if (i < r->steps->n) input_load(r, &steps[i].action);
 }
 
-/* The R that wanted it has read it. */
+/* Frees the slot after the R has read it. */
 static inline void input_is_done(stage_runner *r, const cf_step *step, input_slot *slot) {
     int64_t count = boundary_numbers(r, step);
     spoil(slot->rows, count);
@@ -296,7 +296,7 @@ static inline void stage_backward(stage_runner *r, const cf_step *step, pass *p)
 
 static inline cf_result stage_pass(stage_runner *r, const cf_step *step, cf_error *error) {
     pass p;
-    if (r->plan->chunks[step->action.chunk].n_slices == 0) return CF_OK; /* idle, to keep ranks in step */
+    if (r->plan->chunks[step->action.chunk].n_slices == 0) return CF_OK; /* idle, to keep ranks in lockstep */
     cf_result result = prepare_pass(r, step, &p, error);
     if (result != CF_OK) return result;
     if (step->action.pass <= CF_R) stage_forward(r, step, &p);
@@ -304,7 +304,7 @@ static inline cf_result stage_pass(stage_runner *r, const cf_step *step, cf_erro
     return CF_OK;
 }
 
-/* ---- what comes into use with a step, and what goes out of use ---- */
+/* ---- buffers that come into use with a step, and those that are then free ---- */
 
 static inline void stage_begin_step(stage_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
@@ -320,8 +320,7 @@ static inline void stage_begin_step(stage_runner *r, const cf_step *step) {
     r->states[path->state] = state_of_chain(r->config, &part, r->plan, path->chain, stream, &r->meter);
 }
 
-/* The tensor that a pass has read or sent is done with; only local replay reads the input of an F that kept nothing
-   once more. */
+/* Frees the tensor that a pass has read or sent. Only local replay reads the input of an F that kept nothing again. */
 static inline void stage_end_step(stage_runner *r, const cf_step *step) {
     const int32_t emptied = step->action.pass <= CF_W ? step->input : step->output;
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->shape.replay == CF_REPLAY_LOCAL;
@@ -341,11 +340,11 @@ static inline void stage_end_step(stage_runner *r, const cf_step *step) {
    >>parameters    whose they are
    ================================================================================================================ */
 
-/* Returns whether the last virtual stage also reads the embedding: as its head, or for the next tokens. */
+/* Returns whether the last virtual stage also reads the embedding: as its head, or for the prediction module. */
 static inline int reads_embedding_twice(const model_config *c) { return !c->untied || c->kinds.mtp > 0; }
 
-/* Returns whether a virtual stage has this tensor. The embedding lies on the first stage and, where the last one reads
-   it, also there: its gradient is the sum of what both have found. */
+/* Returns whether a virtual stage has this tensor. The embedding is on the first stage and, if the last one reads it,
+   there as well: its gradient is then the sum of both. */
 static inline int part_has_tensor(const model_config *c, const stage *part, const weights *w, const tensor *t) {
     const real *at = w->flat + t->offset;
     if (at == w->embedding) return part->has_embedding || (part->has_head && reads_embedding_twice(c));

@@ -1,15 +1,16 @@
-/* pipeline_mpi.c - a model cut into stages, a process each, driven by any schedule over MPI - MIT or public domain
+/* pipeline_mpi.c - a model divided into stages, one process each, driven by any schedule over MPI - MIT or public
+   domain
 
        mpicc -std=c99 -O3 examples/pipeline_mpi.c -lm -o pipeline_mpi
        mpirun -n 4 ./pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
        mpirun -n 4 ./pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
 
-   Every process makes the same plan and the same schedule from the same options, lowers it, and walks the steps of its
-   own stage. That is all the coordination there is: cf_schedule_lower has put sends and receives into an order that
-   cannot deadlock, so a process does one step after the other and never looks at anybody else's list.
+   Every process makes the same plan and schedule from the same options, lowers the schedule, and walks the steps of its
+   own stage. No other coordination is needed: cf_schedule_lower has ordered sends and receives so that they cannot
+   deadlock. A process does one step after another and never reads another's list.
 
-   Then it compares the gradients with those of the whole model on whole sequences, and the peaks that the steps counted
-   with those of cf_simulate. It shows the measured timeline beside the simulated one.
+   Then the program compares the gradients with those of the whole model on whole sequences, and the peaks counted by
+   the steps with those of cf_simulate. It prints the measured timeline next to the simulated one.
 
    Read in this order: pipeline.h (a stage's passes), >>transport, >>run, >>verdict; the rest is options and reports. */
 
@@ -21,7 +22,7 @@
 #include "../chunkflow.h"
 
 #define CHUNKFLOW_TUNE_STATIC
-#include "../tools/chunkflow_tune.h" /* only for cf_cost_fit: costs from the passes that were timed */
+#include "../tools/chunkflow_tune.h" /* only for cf_cost_fit: costs from measured passes */
 
 #include "arguments.h"
 #include "check.h"
@@ -42,13 +43,13 @@
    >>processes
    ================================================================================================================ */
 
-static int process, n_processes; /* this one, of how many; process s is stage s */
+static int process, n_processes; /* this process, and their number; process s is stage s */
 
-/* 1 while all processes do the same with the same numbers, so that what is wrong with an option is wrong for all. */
+/* 1 while all processes do the same with the same numbers, so that a wrong option is wrong for all. */
 static int in_step = 1;
 
-/* Ends all processes, with one message. A bad option ends each of them in order; anything else happens to one process
-   while the others may be waiting for it, so that one takes the others down. */
+/* Ends all processes, with one message. After a bad option each of them ends normally. Any other failure happens to one
+   process while others may wait for it, so it aborts them. */
 static void end_program(int exit_code, const char *why) {
     int together = in_step && exit_code == EXIT_BAD_INPUT;
     fflush(stdout);
@@ -65,8 +66,8 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Returns what to add to this process's clock to get that of process 0. It asks for the time there and takes the
-   quickest of several answers, which is wrong by at most half of the time that it took; `error` is that bound. */
+/* Returns the difference to add to this process's clock to get that of process 0. It asks process 0 for the time
+   repeatedly and uses the quickest answer, which is wrong by at most half of its round trip; `error` is that bound. */
 static double clock_offset(double *error) {
     enum { ROUNDS = 16 };
     double offset = 0, quickest = INFINITY, time = 0;
@@ -100,7 +101,8 @@ static int same_machine_as_process_0(void) {
     return lowest == 0;
 }
 
-/* Processes of one machine have one clock, which is better than any question and shows whether it was put well. */
+/* Uses the common clock if all processes are on one machine: it is exact, and shows whether the measured offset was
+   right. */
 static double agreed_clock_offset(void) {
     double error, offset = clock_offset(&error);
     if (!same_machine_as_process_0()) return offset;
@@ -117,7 +119,7 @@ static double agreed_clock_offset(void) {
 
 typedef enum fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_KILL, FAULT_NAN, FAULT_SKIP } fault_kind;
 
-/* Something that goes wrong on purpose, to see what becomes of it. */
+/* A deliberate failure, to test its effect. */
 typedef struct fault {
     fault_kind kind;
     int64_t stage, action; /* a negative action counts from the end */
@@ -128,10 +130,10 @@ typedef struct settings {
     cf_pack_desc packing;
     cf_schedule_desc order;
     length_list lengths, with, shared;
-    int64_t stages;            /* processes that there must be; 0: any number */
+    int64_t stages;            /* required number of processes; 0: any */
     int64_t prompt, seed, repeat;
     int64_t share;             /* see pack_batch */
-    int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
+    int64_t stream;            /* bytes of the ring for states in host memory; 0: they are on the device */
     int rendezvous, outputs, sweep, shared_mean, help;
     const char *plan, *timeline, *simulated, *fail, *kinds;
     fault fault;
@@ -238,7 +240,7 @@ static fault parse_fault(const char *text) {
     fail(EXIT_BAD_INPUT, "--fail: wanted STAGE:ACTION[:HOW], HOW one of \"error kill nan skip\", got \"%s\"", text);
 }
 
-/* The virtual stages that a kind of schedule gets. */
+/* Returns the number of virtual stages for a kind of schedule. */
 static int64_t virtual_stages(const settings *s, cf_schedule_kind kind) {
     cf_schedule_desc order = s->order;
     order.kind = kind;
@@ -294,12 +296,14 @@ static settings parse_settings(int argc, char **argv) {
 /* ================================================================================================================
    >>transport    tensors between stages
 
-   A lowered schedule wants little: both ends of a link name its tensors in the same order, and no send relies on being
-   buffered. So every message is taken in the order in which it comes, and its tag only proves that it is the right one.
+   A lowered schedule is easy to transport: both ends of a link name its tensors in the same order, and no send relies
+   on being buffered. So messages are received in the order of arrival, and a tag only checks that each is the right
+   one.
 
-   Sends do not wait: the tensor's buffer is swapped for a free one and sent from where it is. Only when N_SENDS are
-   under way does a send wait for one of them to end, which it will: the schedule would have let it wait at once.
-   ================================================================================================================ */
+   Sends do not wait: the tensor's buffer is swapped for a free one and sent from where it is. Only with N_SENDS in
+   transit does a send wait for one of them to end, which will happen, because the schedule allows every send to wait.
+   ================================================================================================================
+   */
 
 #define N_SENDS 4
 
@@ -308,7 +312,7 @@ typedef struct transport {
     int rendezvous;
     int64_t n_virtual_stages;
     MPI_Request requests[N_SENDS];
-    real *buffers[N_SENDS]; /* under way, or free where the request is MPI_REQUEST_NULL */
+    real *buffers[N_SENDS]; /* in transit, or free if the request is MPI_REQUEST_NULL */
     int64_t n_sent;
 } transport;
 
@@ -323,7 +327,7 @@ static void transport_begin(transport *t, const cf_schedule *schedule, int64_t b
     }
 }
 
-/* Waits until everything that was sent has left its buffer. */
+/* Waits until all sends have left their buffers. */
 static void transport_finish(transport *t) { MPI_Waitall(N_SENDS, t->requests, MPI_STATUSES_IGNORE); }
 
 static void transport_end(transport *t) {
@@ -331,7 +335,8 @@ static void transport_end(transport *t) {
     MPI_Comm_free(&t->comm);
 }
 
-/* Tells tensors apart, as far as the 32768 tags go that every MPI has: chunk, lower virtual stage of the two, kind. */
+/* Returns a tensor's tag, from chunk, lower virtual stage of the two, and kind, as far as the 32768 tags of every MPI
+   allow. */
 static int tensor_tag(const transport *t, const cf_step *step) {
     static const int kinds[] = {0, 0, 1, 1, 2, 2}; /* SEND_F, RECV_F, SEND_R, RECV_R, SEND_B, RECV_B */
     int pass_number = step->action.pass - CF_SEND_F;
@@ -362,7 +367,7 @@ static void send_tensor(transport *t, const cf_step *step, real **boundary, int6
     MPI_Isend(full, (int)count, MPI_REAL_NUMBER, peer, tag, t->comm, &t->requests[i]);
 }
 
-/* Returns NULL, or what is wrong with the message. */
+/* Returns NULL, or the fault of the message. */
 static const char *receive_tensor(transport *t, const cf_step *step, real *boundary, int64_t count,
                                   int64_t room) {
     MPI_Status status;
@@ -378,16 +383,16 @@ static const char *receive_tensor(transport *t, const cf_step *step, real *bound
    >>run    one stage's list, with a clock
    ================================================================================================================ */
 
-/* The data that the steps of a stage are run with. */
+/* The data of a stage's run. */
 typedef struct stage_process {
     stage_runner runner;
     transport transport;
     fault fault;
-    const cf_schedule *schedule; /* before lowering: what is timed */
+    const cf_schedule *schedule; /* before lowering: its passes are timed */
     int64_t n_timed;             /* passes done, in the order of that schedule's list */
     double *start, *end;         /* (actions of the stage) by process 0's clock */
     int *live;                   /* (actions of the stage) chunks kept during each */
-    double waited;               /* seconds in receives and sends */
+    double waited;               /* seconds spent in receives and sends */
     double clock_offset;
 } stage_process;
 
@@ -400,7 +405,8 @@ static int is_faulty(const stage_process *p, const cf_step *step) {
     return p->fault.kind != FAULT_NONE && p->fault.stage == process && p->fault.action == step->position;
 }
 
-/* The fault with its action counted from 0. One that would never happen is no test of anything, and refused. */
+/* Returns the fault with its action counted from 0. Refuses one that would never happen, because it would test
+   nothing. */
 static fault find_fault(fault f, const cf_schedule *lowered) {
     if (f.kind == FAULT_NONE) return f;
     int64_t n_actions = n_actions_of(lowered, f.stage), wanted = f.action;
@@ -421,14 +427,14 @@ static cf_result step_fails(const cf_step *step, const char *why, cf_error *erro
     return cf_refuse(error, CF_ERROR_CALLBACK, "action", step->position, why);
 }
 
-/* Fails where --fail wants it. */
+/* Fails where --fail requests it. */
 static cf_result meet_fault(stage_process *p, const cf_step *step, cf_error *error) {
     if (!is_faulty(p, step)) return CF_OK;
     if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
     return p->fault.kind == FAULT_ERROR ? step_fails(step, "injected by --fail", error) : CF_OK;
 }
 
-/* One pass, timed. The schedule before lowering has the same passes in the same order. */
+/* Runs and times one pass. The schedule before lowering has the same passes in the same order. */
 static cf_result timed_pass(stage_process *p, const cf_step *step, cf_error *error) {
     const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
     if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
@@ -462,7 +468,7 @@ static cf_result timed_transfer(stage_process *p, const cf_step *step, cf_error 
     return wrong ? step_fails(step, wrong, error) : CF_OK;
 }
 
-/* Walks the steps of this stage. A stage that fails takes all others down with it: they may be waiting for it. */
+/* Walks the steps of this stage. A stage that fails aborts all others, which may be waiting for it. */
 static void run_stage(stage_process *p) {
     const cf_steps *steps = p->runner.steps;
     cf_error error;
@@ -491,13 +497,13 @@ static void run_stage(stage_process *p) {
     in_step = 1;
 }
 
-/* The process that has the head. In a V it also has the embedding. */
+/* Returns the process with the head. In a V it has the embedding as well. */
 static int head_process(const cf_schedule *schedule) {
     int64_t last = schedule->shape.n_stages * schedule->shape.n_virtual - 1;
     return (int)cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
 }
 
-/* If the last stage also reads the embedding, both processes need the sum of their gradients of it. */
+/* Adds up the embedding's gradients of both processes, if the last stage also reads the embedding. */
 static void sum_tied_embedding(const model_config *config, const cf_schedule *schedule, weights *gradient) {
     int head = head_process(schedule);
     if (!reads_embedding_twice(config) || head == 0 || (process > 0 && process != head)) return;
@@ -515,8 +521,8 @@ static void sum_tied_embedding(const model_config *config, const cf_schedule *sc
    ================================================================================================================ */
 
 typedef struct timelines {
-    cf_timeline *unit;     /* simulated with unit costs, by which the schedule was made */
-    cf_timeline *fitted;   /* simulated with the costs that this run has measured */
+    cf_timeline *unit;     /* simulated with unit costs, with which the schedule was made */
+    cf_timeline *fitted;   /* simulated with the costs measured in this run */
     cf_timeline *measured; /* on process 0; NULL on all others */
 } timelines;
 
@@ -530,7 +536,7 @@ static cf_timeline *simulate(const cf_plan *plan, const cf_schedule *schedule, c
     return timeline;
 }
 
-/* On process 0: all stages' parts of an array, which lie there as they do in the schedule. */
+/* Gathers all stages' parts of an array on process 0, ordered as in the schedule. */
 static void gather_actions(const cf_schedule *schedule, const void *own, void *all, MPI_Datatype type) {
     int *counts = TAKE(int, n_processes), *firsts = TAKE(int, n_processes);
     for (int s = 0; s < n_processes; s++) {
@@ -542,7 +548,7 @@ static void gather_actions(const cf_schedule *schedule, const void *own, void *a
     free(firsts);
 }
 
-/* On process 0: the measured timeline, with what each stage has counted in place of what its list says. */
+/* Returns the measured timeline on process 0, with the peaks that each stage has counted. */
 static cf_timeline *measured_timeline(const stage_process *p) {
     const cf_steps *steps = p->runner.steps;
     const cf_schedule *schedule = p->schedule;
@@ -580,7 +586,7 @@ static cf_pass_cost *stage_cost_member(cf_stage_cost *cost, int pass_kind) {
     return members[pass_kind];
 }
 
-/* The cost of one kind of pass: fitted, or, with too few samples for that, in proportion to rows. */
+/* Returns the cost of one kind of pass: fitted or, with too few samples, proportional to rows. */
 static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n) {
     cf_stage_cost fitted;
     cf_pass_cost cost = {0, 0, 0};
@@ -617,7 +623,7 @@ static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage
     return cost;
 }
 
-/* The schedule simulated with the costs that this run has measured, stage by stage, and transfers that take no time. */
+/* Simulates the schedule with the costs measured in this run, stage by stage, and transfers that take no time. */
 static cf_timeline *simulate_as_measured(const stage_process *p) {
     const cf_schedule *schedule = p->schedule;
     int64_t n_virtual = schedule->shape.n_virtual;
@@ -646,9 +652,9 @@ static int write_piece(const char *text, size_t bytes, void *user) {
     return fwrite(text, 1, bytes, (FILE *)user) != bytes;
 }
 
-/* On process 0 only: the plan, or else a schedule with its times. Returns whether there is nothing to write or it is
-   written. It does not fail(): all other processes may be in MPI_Finalize by now, and an Open MPI that is told to abort
-   then crashes or hangs at times. */
+/* Writes the plan, or a schedule with its times, on process 0 only. Returns whether it was written, or there was
+   nothing to write. It does not call fail(): all other processes may be in MPI_Finalize by now, and an Open MPI that is
+   told to abort then sometimes crashes or hangs. */
 static int write_json(const char *path, const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
     if (!path) return 1;
     FILE *file = fopen(path, "wb");
@@ -688,17 +694,17 @@ static reference reference_new(const settings *s, const weights *w, const batch 
 }
 
 typedef struct verdict {
-    double loss;       /* of the pipeline: the head's, and each stage's balance loss */
-    double difference; /* the largest relative one, over all tensors of all stages, and of the losses */
+    double loss;       /* of the pipeline: the head's, plus each stage's balance loss */
+    double difference; /* the largest relative difference, over all tensors of all stages, and the losses */
     int64_t tensor;    /* where; -1: the loss */
     int64_t n_compared;
-    int peaks_agree;   /* what the steps count is what the simulation foretold, on every stage */
-    int bytes_agree;   /* and what is on the device for streams is what the memory model says */
+    int peaks_agree;   /* the steps' counts equal the simulation's on every stage */
+    int bytes_agree;   /* the device bytes for streams equal the memory model's */
     int ok;
 } verdict;
 
-/* Most chunks of this stage whose inputs are kept at once. The first virtual stage's are token ids, which stay with the
-   batch. */
+/* Returns the most chunks of this stage whose inputs are kept at one time. The first virtual stage's inputs are token
+   ids, which stay with the batch. */
 static int64_t most_kept_inputs(const stage_process *p) {
     int64_t kept = 0, most = 0;
     for (int64_t i = p->schedule->first[process]; i < p->schedule->first[process + 1]; i++) {
@@ -710,8 +716,8 @@ static int64_t most_kept_inputs(const stage_process *p) {
     return most;
 }
 
-/* Returns whether the ring and the slots of kept inputs have the bytes that the memory model gives a stage with a
-   state_window. Slots have room for any chunk, so each kept input counts with ChunkSize tokens. */
+/* Returns whether the ring and the slots of kept inputs have the bytes of the memory model for a stage with a
+   state_window. Slots have room for any chunk, so each kept input counts ChunkSize tokens. */
 static int streamed_bytes_agree(const stage_process *p) {
     const stage_runner *r = &p->runner;
     const model_config *c = r->config;
@@ -730,14 +736,15 @@ static int streamed_bytes_agree(const stage_process *p) {
     sizing.activation_bytes = sizing.state_bytes = sizing.state_gradient_bytes = (int64_t)sizeof(real);
     sizing.state_window = STREAM_SLOTS * stream_block_rows(stream_width_of(c), r->stream_bytes);
     load.chunk_tokens = r->plan->chunk_size;
-    load.state_tokens = load.state_gradient_tokens = r->n_states; /* any number: the ring is there, or it is not */
+    /* any positive number: only the ring's existence matters */
+    load.state_tokens = load.state_gradient_tokens = r->n_states;
     load.input_tokens = most_kept_inputs(p) * r->plan->chunk_size;
     if (cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) != CF_OK) return 0;
     int64_t ring = c->kinds.n_pattern == 0 ? report.state + report.state_gradient : r->stream.bytes; /* layers alike */
     return r->meter.peak[MEMORY_STATE] == ring && r->meter.peak[MEMORY_INPUTS] == report.inputs;
 }
 
-/* Every stage compares the gradients of its own parameters. All processes get the same verdict. */
+/* Compares, on every stage, the gradients of its own parameters. All processes get the same verdict. */
 static verdict judge(const stage_process *p, const reference *right, const cf_timeline *simulated) {
     const cf_steps *steps = p->runner.steps;
     const weights *gradient = p->runner.gradient;
@@ -861,7 +868,7 @@ static void print_line(const stage_process *p, const verdict *v, const timelines
    >>program
    ================================================================================================================ */
 
-/* The data that stay the same for all schedules. */
+/* The data shared by all schedules. */
 typedef struct task {
     const settings *settings;
     documents documents;
@@ -937,8 +944,7 @@ static void stage_process_end(stage_process *p) {
     free(p->live);
 }
 
-/* Says all that is worth saying of one schedule; every process must call it. Returns whether the files that process 0
-   is to write are written. */
+/* Reports on one schedule; every process must call it. Returns whether process 0's files were written. */
 static int report(const task *t, const stage_process *p, const timelines *lines, const verdict *v) {
     const settings *s = t->settings;
     if (process == 0) {
@@ -957,7 +963,7 @@ static int report(const task *t, const stage_process *p, const timelines *lines,
            write_json(s->simulated, NULL, p->schedule, lines->fitted);
 }
 
-/* Runs one schedule and reports. Returns whether all was well. */
+/* Runs one schedule and reports. Returns whether everything succeeded. */
 static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule *lowered, const cf_steps *steps) {
     const settings *s = t->settings;
     stage_process p;
@@ -981,7 +987,7 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
     return v.ok;
 }
 
-/* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok says how. */
+/* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok has the verdict. */
 static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_steps *steps = NULL;
@@ -998,7 +1004,8 @@ static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, c
     return result;
 }
 
-/* One schedule of a sweep. What the library refuses, say for a limit, is skipped with its reason. */
+/* Runs one schedule of a sweep. One that the library refuses, for example because of a limit, is skipped with its
+   reason. */
 static int run_sweep_item(task *t, const cf_schedule_desc *order) {
     cf_error error;
     int ok = 1;
@@ -1012,7 +1019,7 @@ static int run_sweep_item(task *t, const cf_schedule_desc *order) {
     return ok;
 }
 
-/* One kind of schedule with the replays that it takes, K from 1 to that of the options. */
+/* Runs one kind of schedule with the replays that it supports, and K from 1 to the option's. */
 static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_placement placement) {
     const settings *s = t->settings;
     cf_schedule_desc order = s->order;
@@ -1025,7 +1032,7 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
         if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(kind));
         return 1;
     }
-    const int both = kind == CF_SCHEDULE_PAPER && !s->outputs; /* outputs are for local replay */
+    const int both = kind == CF_SCHEDULE_PAPER && !s->outputs; /* outputs need local replay */
     for (int replay = both ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL; replay < CF_REPLAY_COUNT; replay++) {
         order.shape.replay = (cf_replay)replay;
         for (order.shape.k = 1; order.shape.k <= s->order.shape.k; order.shape.k++) ok = run_sweep_item(t, &order) && ok;
@@ -1033,7 +1040,7 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
     return ok;
 }
 
-/* Every kind of schedule; those that can also on two virtual stages in a V. */
+/* Runs every kind of schedule; those that can also run on two virtual stages in a V. */
 static int run_sweep(task *t) {
     int ok = 1;
     for (int i = CF_SCHEDULE_PAPER; i < CF_SCHEDULE_COUNT; i++) {
@@ -1064,8 +1071,8 @@ static int run(const settings *s) {
     return ok ? 0 : EXIT_CHECK_FAILED;
 }
 
-/* MPI comes with handlers that print a trace of a crash, and take memory for it. In a process that has crashed inside
-   malloc they would wait for ever, and all other processes with them; it is better to die. */
+/* MPI installs handlers that print a trace of a crash, which allocates memory. A process that crashed inside malloc
+   would then wait forever, and all other processes with it. This restores the default, so that it dies. */
 static void crash_at_once(void) {
     static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) signal(signals[i], SIG_DFL);
@@ -1083,7 +1090,7 @@ int main(int argc, char **argv) {
     free(s.lengths.lengths);
     free(s.with.lengths);
     free(s.shared.lengths);
-    if (fflush(stdout) != 0 || ferror(stdout)) { /* in order, as write_json does */
+    if (fflush(stdout) != 0 || ferror(stdout)) { /* a normal end, for the reason at write_json */
         fprintf(stderr, "pipeline_mpi: standard output cannot be written\n");
         code = EXIT_CHECK_FAILED;
     }

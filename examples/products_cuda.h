@@ -1,8 +1,8 @@
-/* products_cuda.h - matrix products of row-major arrays by cuBLASLt, each shape's algorithm chosen once - MIT or public
-   domain
+/* products_cuda.h - matrix products of row-major arrays by cuBLASLt, with one choice of algorithm per shape - MIT or
+   public domain
 
-   A weight is (outputs, inputs), as Hugging Face files have it. cuBLASLt thinks in columns: what it is told is the
-   transpose of what stands here, and no array is ever copied or turned. Arrays must begin at multiples of 256 bytes. */
+   A weight is (outputs, inputs), as in Hugging Face files. cuBLASLt is column-major, so it gets the transpose of each
+   product here; no array is copied or transposed. Arrays must begin at multiples of 256 bytes. */
 
 #ifndef TRAIN_PRODUCTS_CUDA_H
 #define TRAIN_PRODUCTS_CUDA_H
@@ -11,7 +11,7 @@
 
 #include <cublasLt.h>
 
-/* Column-major D (m, n) = op(A) (m, k) op(B) (k, n) + bias or C, all without gaps; sums are in float. */
+/* A column-major product D (m, n) = op(A) (m, k) op(B) (k, n) + bias or C, all without gaps; sums are in float. */
 typedef struct product_shape {
     cublasOperation_t op_a, op_b;
     cudaDataType in, out;
@@ -25,12 +25,12 @@ typedef struct product_choice {
 } product_choice;
 
 #define PRODUCT_CHOICES 1024              /* a power of two */
-#define PRODUCT_WORKSPACE ((size_t)32 << 20) /* what cuBLAS takes on sm_90; half of it would do on sm_80 */
+#define PRODUCT_WORKSPACE ((size_t)32 << 20) /* cuBLAS's size on sm_90; half is enough on sm_80 */
 
 typedef struct products {
     cublasLtHandle_t handle;
     char *workspace;
-    product_choice *choices; /* (PRODUCT_CHOICES) by hash of the shape; emptied when three quarters are taken */
+    product_choice *choices; /* (PRODUCT_CHOICES) by hash of the shape; emptied when three quarters full */
     int64_t n_choices, n_searched;
 } products;
 
@@ -47,7 +47,7 @@ static void products_free(products *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* The description of one product for cuBLASLt: its own structs, on the stack. */
+/* cuBLASLt's descriptions of one product, on the stack. */
 typedef struct product_layouts {
     cublasLtMatmulDescOpaque_t what;
     cublasLtMatrixLayoutOpaque_t a, b, d;
@@ -91,7 +91,7 @@ static cublasStatus_t search_algorithm(products *p, product_layouts *l, cublasLt
     return status;
 }
 
-/* The choice for a shape, or the empty place where it belongs. */
+/* Returns the choice for a shape, or the empty entry for it. */
 static product_choice *find_choice(const products *p, const product_shape *shape) {
     uint64_t place = hash_bytes(0, shape, sizeof *shape);
     for (;; place++) {
@@ -120,7 +120,7 @@ static cublasStatus_t choose_algorithm(products *p, const product_shape *shape, 
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* D = op(A) op(B) + c (NULL: 0; it may be d) or + bias, one number for each of D's rows. */
+/* Computes D = op(A) op(B) + c (NULL: 0; it may be d) or + bias, one number for each of D's rows. */
 static cublasStatus_t multiply(products *p, const product_shape *shape, const void *a, const void *b, const void *bias,
                                const void *c, void *d, cudaStream_t stream) {
     const float one = 1, beta = c ? 1 : 0;

@@ -1,42 +1,43 @@
 /* recurrent.h - the branches with a recurrent state: gated delta rule, KDA, Mamba-2 - MIT or public domain
 
-   Q, K and V pass a short causal convolution and, in a delta rule, are made unit vectors. Each head then has a matrix S
-   that each row updates, and reads:
+   Q, K and V pass a short causal convolution and, in a delta rule, are normalised to unit vectors. Each head has a
+   matrix S that each row updates and reads:
 
        S'[i][j] = decay[i] S[i][j]            decay: one number a head, or, in KDA, one for each channel of a key
        u[j]     = beta (v[j] - k S'[.][j])    in Mamba-2 without the product: v[j] alone is written
        S[i][j]  = S'[i][j] + k[i] u[j]
        out[j]   = q S[.][j]
 
-   So what a chunk hands on is a snapshot: S of all heads, and the tail, the last CONV - 1 rows that went into the
-   convolution. There is one for each border between chunks, because replays and backwards come back to them; backward
-   carries one gradient of a snapshot from chunk to chunk. A sequence that begins in a chunk begins with zeros, whatever
-   lies before it in the chunk.
+   So a chunk hands on a snapshot: S of all heads, and the tail, the last CONV - 1 rows of the convolution's input.
+   There is one for each border between chunks, because replays and backwards return to them; backward carries one
+   gradient of a snapshot from chunk to chunk. A sequence that begins in a chunk begins with zeros, whatever precedes it
+   in the chunk.
 
-   Where sequences share rows, a snapshot is taken where they part, each way on begins from it, and its gradient is the
-   sum of all of theirs. Within a chunk a way on takes S from the scratch, and the tail from the rows that it continues.
+   If sequences share rows, a snapshot is taken where they diverge. Each branch begins from it, and its gradient is the
+   sum of theirs. Within a chunk a branch takes S from the scratch, and the tail from the rows that it continues.
 
-   This is the plain recurrence, a row at a time; blocked kernels compute the same. Left out of the published layers:
-   fewer key heads than value heads, low-rank projections of decays and gates, and B and C shared by heads. */
+   This is the plain recurrence, one row at a time; blocked kernels compute the same. The published layers also have
+   fewer key heads than value heads, low-rank projections of decays and gates, and B and C shared by heads, which are
+   left out here. */
 
 #ifndef TRAIN_RECURRENT_H
 #define TRAIN_RECURRENT_H
 
 #include "parts.h"
 
-#define CONV 4 /* rows that the convolution sees, its own included */
+#define CONV 4 /* rows that the convolution sees, including its own */
 
 static inline real softplus(real x) { return x > 30 ? x : (real)log1p(exp((double)x)); }
 
 /* The shape and the arrays of one layer's recurrence. */
 typedef struct recurrence {
-    int64_t heads, dim, decays; /* of a head: channels, and decays, 1 or dim */
+    int64_t heads, dim, decays; /* of a head: channels, and decays (1 or dim) */
     int is_delta;
     const real *q, *k, *v;      /* (rows, 3, heads, dim): three parts of one array. v NULL: zeros */
     const real *beta, *decay;   /* (rows, heads), (rows, heads, decays) */
 } recurrence;
 
-/* Returns the place of a head's part of q, k or v in row `row`, and of out. */
+/* Returns the index of a head's numbers of q, k or v in row `row`, and of out. */
 static inline int64_t qkv_at(const recurrence *r, int64_t row, int64_t head) {
     return (3 * row * r->heads + head) * r->dim;
 }
@@ -53,8 +54,7 @@ static inline real decay_of(const recurrence *r, int64_t row, int64_t head, int6
    >>recurrence    one head, rows first .. end - 1 of one sequence
    ================================================================================================================ */
 
-/* Updates S (dim, dim); keeps what it was before each row in `before`, unless that is NULL, and the results in `out`,
-   unless that is NULL. */
+/* Updates S (dim, dim). Unless NULL, `before` gets S before each row, and `out` the results. */
 static inline void recurrence_forward(const recurrence *r, int64_t head, int64_t first, int64_t end, real *S, real *out,
                                       real *before) {
     int64_t n = r->dim;
@@ -80,7 +80,7 @@ typedef struct recurrence_gradients {
     real *dbeta, *ddecay;
 } recurrence_gradients;
 
-/* dS: of the state after the last row, becomes that of the state before the first. */
+/* Turns dS from the gradient of the state after the last row into that of the state before the first. */
 static inline void recurrence_backward(const recurrence *r, const recurrence_gradients *g, int64_t head, int64_t first,
                                        int64_t end, real *dS) {
     int64_t n = r->dim;
@@ -125,7 +125,7 @@ static inline void recurrence_backward(const recurrence *r, const recurrence_gra
    >>convolution    causal, a filter for each channel, over the rows of one slice and the tail before it
    ================================================================================================================ */
 
-/* Returns row `row` of a span: its own, or, before it, of the spans that it continues in the chunk, and before them of
+/* Returns row `row` of a span: its own or, before it, of the spans that it continues in the chunk, and before those of
    the tail. */
 static inline real *tail_or_row(real *x, real *tail, const row_span *spans, const row_span *s, int64_t row,
                                 int64_t width) {
@@ -176,13 +176,14 @@ static inline void conv_gradient(real *dfilter, real *x, real *tail, const real 
 static inline int64_t heads_numbers(const model_config *c) { return c->hidden * head_dim_of(c); }
 static inline int64_t border_numbers(const model_config *c) { return heads_numbers(c) + (CONV - 1) * 3 * c->hidden; }
 
-/* Copies between the state, wherever that lies, and the scratch. One copy is on its way out at a time. */
+/* Copies between the state, on the device or the host, and the scratch. Only one outgoing copy is in transit at a
+   time. */
 static inline void border_fetch(const pass *p, real *to, const real *from) {
     stream_end(state_stream_of(p));
     stream_fetch(state_stream_of(p), to, from, border_numbers(p->config));
 }
 
-/* Sends a border of the scratch, which may change at once. */
+/* Sends a border from the scratch, which may be changed at once. */
 static inline void border_send(const pass *p, real *to, const real *from) {
     stream_end(state_stream_of(p));
     copy_rows(p->scratch->scanned, from, 1, border_numbers(p->config));
@@ -200,8 +201,8 @@ static inline real *carry_at(const pass *p, const chain_state *state, int64_t i,
 /* Returns whether a span is a part of a cp group's round. */
 static inline int is_part(const pass *p, const row_span *s) { return p->group && s == p->rows->spans; }
 
-/* Returns the state that a span reads: of its S, or, where few rows of the chunk come before it, of its tail. NULL:
-   none. enters: the snapshot there. */
+/* Returns the state that a span reads: for its S or, if few rows of the chunk precede it, for its tail. NULL: none.
+   enters: the snapshot there. */
 static inline const chain_state *state_before(const pass *p, const row_span *s, int64_t *enters) {
     int64_t rows = 0;
     for (; s->up >= 0; rows += s->end - s->first) s = &p->rows->spans[s->up];
@@ -209,12 +210,12 @@ static inline const chain_state *state_before(const pass *p, const row_span *s, 
     return rows < CONV - 1 ? s->above : NULL;
 }
 
-/* Returns where a span's S lies while spans that continue it need it, or its gradient, in the scratch's states. */
+/* Returns where a span's S, or its gradient, is stored in the scratch for spans that continue it. */
 static inline real *begin_of_span(const pass *p, const row_span *s) {
     return p->scratch->rows.states + s->first * heads_numbers(p->config);
 }
 
-/* scratch->border: the state that a span begins from. Its tail is the one before the chunk's rows. */
+/* Sets scratch->border to the state from which a span begins. Its tail is the one before the chunk's rows. */
 static inline void border_begin(const pass *p, int64_t i, const row_span *s) {
     int64_t enters;
     const chain_state *above = state_before(p, s, &enters);
@@ -225,7 +226,7 @@ static inline void border_begin(const pass *p, int64_t i, const row_span *s) {
     if (s->up >= 0) copy_rows(border, begin_of_span(p, s), 1, heads_numbers(p->config));
 }
 
-/* Hands the state in scratch->border on to the spans that continue this one in the chunk. */
+/* Passes the state in scratch->border to the spans that continue this one in the chunk. */
 static inline void hand_on(const pass *p, const row_span *s) {
     for (int32_t at = s->child; at >= 0; at = p->rows->spans[at].sibling) {
         copy_rows(begin_of_span(p, &p->rows->spans[at]), p->scratch->border, 1, heads_numbers(p->config));
@@ -291,8 +292,8 @@ static inline recurrence recurrence_of(const pass *p, int64_t i) {
     return r;
 }
 
-/* q, k and v of a slice from what came out of the convolution: silu, and with a delta rule q and k of each head as unit
-   vectors, q divided by sqrt(dim) on top. */
+/* Computes q, k and v of a slice from the convolution's output: silu; with a delta rule, q and k of each head also
+   become unit vectors, and q is divided by sqrt(dim). */
 static inline void unit_vectors_forward(const pass *p, int64_t i, int64_t first, int64_t end) {
     const recurrence r = recurrence_of(p, i);
     const layer_activations *a = &p->kept->layers[i];
@@ -309,7 +310,7 @@ static inline void unit_vectors_forward(const pass *p, int64_t i, int64_t first,
     }
 }
 
-/* scratch->dconv_out: from the gradients of q, k and v to those of what came out of the convolution. */
+/* Turns scratch->dconv_out from the gradients of q, k and v into those of the convolution's output. */
 static inline void unit_vectors_backward(const pass *p, int64_t i, int64_t first, int64_t end) {
     const recurrence r = recurrence_of(p, i);
     const layer_activations *a = &p->kept->layers[i];
@@ -330,7 +331,7 @@ static inline void unit_vectors_backward(const pass *p, int64_t i, int64_t first
     }
 }
 
-/* Runs the heads over a slice from the state in scratch->border, in which it leaves the state after it. */
+/* Runs the heads over a slice from the state in scratch->border, which then holds the state after it. */
 static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t end, real *out, real *before) {
     const recurrence r = recurrence_of(p, i);
     PARALLEL_FOR
@@ -348,25 +349,26 @@ static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t en
 
    written: the state after the part if it begins from zero. effect (dim x dim a head) and reads (dim a row and head):
    state and outputs of the same recurrence with nothing to write, from before = 1. In Mamba-2 effect stays diagonal, so
-   its diagonal is enough. All ranks run their parts at once, exchange effect and written, and go through the parts in
-   order: up to their own for the state that they begin from, and on to the last for what the next round begins from.
-   That is simplest. With fewer bytes each rank goes through all parts for its share of the heads alone, as tools/python
-   does and `tune` counts.
+   only its diagonal is kept. All ranks run their parts at the same time, exchange effect and written, and go through
+   the parts in order: up to their own for the state from which they begin, then on to the last for the state from which
+   the next round begins. This is the simplest way. With fewer bytes, each rank would go through all parts for only its
+   share of the heads, as tools/python does and `tune` counts.
 
    Backward goes from the last part to the first: d before = effect^T d after + reads^T d outputs. Tails go through the
    parts in the same way. With parts of 5, 1 and 7 rows, the last three rows before the third part are 3 and 4 of the
-   first and 0 of the second. A replay begins from what its F has found, and exchanges nothing.
-   ================================================================================================================ */
+   first and 0 of the second. A replay begins from the state that its F found, and exchanges nothing.
+   ================================================================================================================
+   */
 
-/* Appends the last rows of a part of n to the tail before it. rows: (CONV - 1, width) where a tail has them. */
+/* Appends the last rows of a part of n rows to the tail before it. rows: (CONV - 1, width), aligned as in a tail. */
 static inline void tail_forward(real *tail, const real *rows, int64_t n, int64_t width) {
     const int64_t left = max_of(0, CONV - 1 - n);
     memmove(tail, tail + (CONV - 1 - left) * width, (size_t)(left * width) * sizeof *tail);
     copy_rows(tail + left * width, rows + left * width, CONV - 1 - left, width);
 }
 
-/* Takes the gradient of the tail after a part of n rows to that of the tail before it. rows: (CONV - 1, width) becomes
-   what falls to the part's own. */
+/* Turns the gradient of the tail after a part of n rows into that of the tail before it. rows: (CONV - 1, width)
+   receives the gradient of the part's own rows. */
 static inline void tail_backward(real *dtail, real *rows, int64_t n, int64_t width) {
     const int64_t left = max_of(0, CONV - 1 - n);
     clear_rows(rows, left, width);
@@ -375,10 +377,10 @@ static inline void tail_backward(real *dtail, real *rows, int64_t n, int64_t wid
     clear_rows(dtail, CONV - 1 - left, width);
 }
 
-/* Numbers of an effect: a matrix a head, or its diagonal. */
+/* Returns the numbers of an effect: a matrix a head, or its diagonal. */
 static inline int64_t effect_numbers(const recurrence *r) { return r->heads * r->dim * (r->is_delta ? r->dim : 1); }
 
-/* S = effect S + more for each head, or with `back` the effect transposed. */
+/* S = effect S + more for each head; with `back` the effect is transposed. */
 static inline void state_through_part(const recurrence *r, real *S, const real *effect, const real *more, int back) {
     const int64_t n = r->dim, down = back ? 1 : n, across = back ? n : 1;
     real column[MAX_HEAD_DIM];
@@ -394,7 +396,7 @@ static inline void state_through_part(const recurrence *r, real *S, const real *
     }
 }
 
-/* Finds a part's effect, and what it reads. That goes into dnormed1, which is free at this time. */
+/* Computes a part's effect, and its reads, which go into dnormed1, unused at this time. */
 static inline void find_effect(const pass *p, int64_t i, int64_t first, int64_t end, real *effect) {
     recurrence r = recurrence_of(p, i);
     real *all = p->scratch->scanned;
@@ -429,13 +431,13 @@ static inline int64_t rows_of_part(const pass *p, int64_t part) {
     return slice_of_part(p->group, p->rows->index, part)->length;
 }
 
-/* Fetches the border that the round began from: zeros, or the last round's end. */
+/* Fetches the border from which the round began: zeros, or the last round's end. */
 static inline void round_begin(const pass *p, int64_t i, real *border) {
     if (p->rows->index == 0) clear_rows(border, 1, border_numbers(p->config));
     else copy_rows(border, snapshot_at(p, p->state, i, p->state->chunks), 1, border_numbers(p->config));
 }
 
-/* scratch->border and scratch->dborder: the tail before the part, and that after the round. */
+/* Computes the tail before the part in scratch->border, and that after the round in scratch->dborder. */
 static inline void exchange_tails(const pass *p, int64_t i, int64_t first, int64_t end) {
     cp_group *g = p->group;
     const int64_t width = 3 * p->config->hidden, numbers = (CONV - 1) * width, n = min_of(end - first, CONV - 1);
@@ -450,7 +452,7 @@ static inline void exchange_tails(const pass *p, int64_t i, int64_t first, int64
     }
 }
 
-/* Runs the heads over the part. Leaves in the state what the part begins from, and what the next round does. */
+/* Runs the heads over the part. Leaves in the state the borders from which the part and the next round begin. */
 static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t end) {
     cp_group *g = p->group;
     const recurrence r = recurrence_of(p, i);
@@ -472,8 +474,8 @@ static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t
     copy_rows(snapshot_at(p, p->state, i, p->state->chunks), S, 1, border);
 }
 
-/* scratch->dborder: from the gradient of the state after the round to that of the state after the part. carry: to that
-   of the state before the round. */
+/* Turns scratch->dborder from the gradient of the state after the round into that of the state after the part, and
+   carry into that of the state before the round. */
 static inline void exchange_state_gradients(const pass *p, int64_t i, int64_t first, int64_t end, real *carry) {
     cp_group *g = p->group;
     const recurrence r = recurrence_of(p, i);
@@ -488,8 +490,9 @@ static inline void exchange_state_gradients(const pass *p, int64_t i, int64_t fi
     }
 }
 
-/* Adds to scratch->dconv_in what falls to the part's own rows of the tails behind it. carry: from the gradient of the
-   tail after the round to that of the tail before it. dtail: what the part itself finds for the tail before it. */
+/* Adds the gradient of the part's own rows, as tails of later parts, to scratch->dconv_in. carry: turned from the
+   gradient of the tail after the round into that of the tail before it. dtail: the part's own contribution to the tail
+   before it. */
 static inline void exchange_tail_gradients(const pass *p, int64_t first, int64_t end, const real *dtail, real *carry) {
     cp_group *g = p->group;
     const int64_t width = 3 * p->config->hidden, numbers = (CONV - 1) * width, n = min_of(end - first, CONV - 1);
@@ -508,7 +511,7 @@ static inline void exchange_tail_gradients(const pass *p, int64_t first, int64_t
    >>spans    the slices of a chunk, each of which may be continued by others
    ================================================================================================================ */
 
-/* One span forward: hands its end on to those that continue it. */
+/* Runs one span forward and passes its end to those that continue it. */
 static inline void span_forward(const pass *p, int64_t i, const row_span *s) {
     const layer_activations *a = &p->kept->layers[i];
     const int64_t width = 3 * p->config->hidden;
@@ -531,14 +534,14 @@ static inline void span_forward(const pass *p, int64_t i, const row_span *s) {
     border_send(p, snapshot_at(p, p->state, i, s->leaves), next);
 }
 
-/* Runs a span's heads for the states before each row, which a backward wants. */
+/* Runs a span's heads again for the states before each row, which a backward needs. */
 static inline void span_states(const pass *p, int64_t i, const row_span *s) {
     border_begin(p, i, s);
     run_heads(p, i, s->first, s->end, NULL, p->scratch->rows.states);
     hand_on(p, s);
 }
 
-/* scratch->dborder: the gradient of the state at a span's end, from all who continue it. */
+/* Sets scratch->dborder to the gradient of the state at a span's end, summed over everything that continues it. */
 static inline void collect_gradients(const pass *p, int64_t i, const row_span *s) {
     real *dborder = p->scratch->dborder;
     if (s->leaves >= 0) border_fetch(p, dborder, carry_at(p, p->state, i, s->leaves));
@@ -549,8 +552,8 @@ static inline void collect_gradients(const pass *p, int64_t i, const row_span *s
     }
 }
 
-/* Gives the gradient in scratch->dborder to the span or the snapshot that this one begins from. A chain's carry is this
-   chunk's to overwrite; in a tree the snapshot has other ways on. */
+/* Passes the gradient in scratch->dborder to the span or snapshot from which this one begins. A chain's carry may be
+   overwritten by this chunk; in a tree the snapshot has other branches, so it adds. */
 static inline void return_gradient(const pass *p, int64_t i, const row_span *s) {
     int64_t enters;
     const chain_state *above = state_before(p, s, &enters);
@@ -569,7 +572,7 @@ static inline void return_gradient(const pass *p, int64_t i, const row_span *s) 
     border_send(p, carry, dborder);
 }
 
-/* One span backward, after all that continue it. */
+/* Runs one span backward, after all that continue it. */
 static inline void span_backward(const pass *p, int64_t i, const row_span *s) {
     const model_config *c = p->config;
     const row_scratch *d = &p->scratch->rows;
@@ -577,7 +580,7 @@ static inline void span_backward(const pass *p, int64_t i, const row_span *s) {
     const real *skip = weights_of(p, i)->skip;
     const int64_t h = c->hidden, width = 3 * h, first = s->first, end = s->end;
     real *dborder = p->scratch->dborder, *dtail = dborder + heads_numbers(c);
-    real *found = p->scratch->border; /* which has served by then */
+    real *found = p->scratch->border; /* which is no longer needed */
     recurrence_gradients g = {d->states, d->dmixed, d->dconv_out, d->dconv_out + h, d->dconv_out + 2 * h, d->dbeta,
                               d->ddecay};
     collect_gradients(p, i, s);
@@ -590,7 +593,7 @@ static inline void span_backward(const pass *p, int64_t i, const row_span *s) {
         g.dv[at / h * width + at % h] += skip[at % h / r.dim] * d->dmixed[at];
     }
     unit_vectors_backward(p, i, first, end);
-    /* The tail that was handed on is the last rows of this span, or, where that is short, of those before it. */
+    /* The tail at the end is the last rows of this span or, if that is too short, of those before it. */
     copy_rows(found, dtail, CONV - 1, width);
     clear_rows(dtail, CONV - 1, width);
     for (int64_t j = 0; j < CONV - 1; j++) {
@@ -628,7 +631,7 @@ static inline void recurrent_after(const pass *p, int64_t i, const row_block *b)
     linear_forward(b->scratch.branch1, a.attended, w->wo, NULL, n, h, h);
 }
 
-/* dattended becomes the gradient of the normed result, before its gate. */
+/* Turns dattended into the gradient of the normed result, before its gate. */
 static inline void recurrent_after_backward(const pass *p, int64_t i, const row_block *b) {
     const model_config *c = p->config;
     const layer_weights *w = weights_of(p, i);
@@ -646,7 +649,7 @@ static inline void recurrent_after_backward(const pass *p, int64_t i, const row_
     rmsnorm_backward(s->dmixed, s->dattended, a.mixed, a.mixed_scale, w->out_norm, n * c->heads, hd);
 }
 
-/* dbeta becomes the gradient of what its matrix puts out, and dstep is that of the decays'. */
+/* Turns dbeta into the gradient of its matrix's output, and dstep into that of the decays'. */
 static inline void recurrent_before_backward(const pass *p, int64_t i, const row_block *b) {
     const model_config *c = p->config;
     const layer_weights *w = weights_of(p, i), *transposed = &p->scratch->transposed;

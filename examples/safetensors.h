@@ -1,14 +1,12 @@
-/* safetensors.h - tensors in the files that Hugging Face models come in, read and written - MIT or public domain
+/* safetensors.h - reads and writes the tensor files of Hugging Face models - MIT or public domain
 
    A file is 8 bytes (the length of the header, lowest first), the header (JSON: for each tensor its dtype, shape and
-   data_offsets; "__metadata__"), and the data. A header from anybody is taken for hostile: everything that it claims is
-   checked when the file is opened, and what is wrong is reported in one line that names the file and the tensor. Files
-   are written as Hugging Face's own writer lays them out, tensors of one type by name, so one of its comes back byte for
-   byte.
+   data_offsets; "__metadata__"), and the data. A header is treated as hostile: all its claims are checked when the file
+   is opened, and a fault is reported in one line that names the file and the tensor. Files are written in the layout of
+   Hugging Face's own writer, tensors of one type by name, so one of its files is reproduced byte for byte.
 
-   JSON is read, and files are written, by what the chunkflow command has for that: link json_read.c, cli.c, cli_files.c
-   and progress.c of tools/. Calls return its exit codes, 0 for a success. Machines must be little-endian, as the format
-   is. */
+   The chunkflow command's code reads JSON and writes files: link json_read.c, cli.c, cli_files.c and progress.c of
+   tools/. Calls return its exit codes, 0 for success. Machines must be little-endian, as the format is. */
 
 #ifndef TRAIN_SAFETENSORS_H
 #define TRAIN_SAFETENSORS_H
@@ -25,7 +23,7 @@ extern "C" {
 
 #include <sys/types.h>
 
-#define SAFETENSORS_MAX_HEADER 100000000 /* as its other readers have it */
+#define SAFETENSORS_MAX_HEADER 100000000 /* the limit of other readers */
 #define SAFETENSORS_MAX_DIMENSIONS 8
 #define SAFETENSORS_NAME 128
 
@@ -39,8 +37,8 @@ static inline const char *tensor_dtype_name(tensor_dtype dtype) {
 static inline int64_t tensor_dtype_bytes(tensor_dtype dtype) { return dtype == TENSOR_F32 ? 4 : 2; }
 
 typedef struct safetensor {
-    char name[SAFETENSORS_NAME]; /* cut there: such a long one is nobody's that is asked for */
-    uint32_t node;               /* of its name in the header */
+    char name[SAFETENSORS_NAME]; /* truncated: no requested name is that long */
+    uint32_t node;               /* index of its name in the header */
     tensor_dtype dtype;
     int64_t n_dimensions, shape[SAFETENSORS_MAX_DIMENSIONS];
     int64_t begin, end;          /* bytes behind the header */
@@ -67,12 +65,12 @@ static inline void safetensors_close(safetensors *s) {
    >>open
    ================================================================================================================ */
 
-/* Reports what is wrong with a tensor. */
+/* Reports the fault of a tensor. */
 static inline int tensor_wrong(const safetensors *s, const safetensor *t, const char *what) {
     return json_wrong(&s->header, t->node, "tensor %s: %s", t->name, what);
 }
 
-/* Numbers of an array, `most` at most, none of them negative. */
+/* Reads the numbers of an array, at most `most`, none of them negative. */
 static inline int read_numbers(const safetensors *s, const safetensor *t, uint32_t array, int64_t *out, int64_t most,
                                int64_t *n) {
     const json_node *nodes = s->header.nodes;
@@ -87,7 +85,7 @@ static inline int read_numbers(const safetensors *s, const safetensor *t, uint32
     return code;
 }
 
-/* The value of a member of an object, of this kind; 0 where there is none. Names are known to come only once. */
+/* Returns the value of an object's member of this kind; 0 if there is none. Names are known to be unique. */
 static inline uint32_t member_of(const json_document *d, uint32_t object, const char *name, json_kind kind) {
     uint32_t at = object + 1;
     char own[SAFETENSORS_NAME];
@@ -98,7 +96,7 @@ static inline uint32_t member_of(const json_document *d, uint32_t object, const 
     return 0;
 }
 
-/* Bytes that the shape takes; -1 where that is more than there can be. */
+/* Returns the bytes of the shape; -1 if that exceeds `most`. */
 static inline int64_t safetensor_bytes(const safetensor *t, int64_t most) {
     int64_t bytes = tensor_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->n_dimensions; i++)
@@ -118,7 +116,7 @@ static inline int check_place(const safetensors *s, const safetensor *t) {
     return CLI_OK;
 }
 
-/* *out is all zero before. */
+/* Reads one tensor; *out must be all zero. */
 static inline int read_tensor(const safetensors *s, uint32_t name, safetensor *out) {
     const json_document *d = &s->header;
     char dtype[16];
@@ -149,7 +147,7 @@ static inline int compare_places(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Every byte of the data belongs to one tensor. */
+/* Checks that every byte of the data belongs to one tensor. */
 static inline int check_cover(const safetensors *s) {
     const safetensor **order = TAKE(const safetensor *, s->count);
     int64_t at = 0;
@@ -183,7 +181,7 @@ static inline int read_tensors(safetensors *s) {
     return code == CLI_OK ? check_cover(s) : code;
 }
 
-/* The header's text, and where the data lies. */
+/* Reads the header's text, and finds the start of the data. */
 static inline int read_header(safetensors *s, const char *path, uint64_t *bytes) {
     unsigned char length[8];
     if (fseeko(s->file, 0, SEEK_END) != 0) return cli_cannot_read(path);
@@ -204,7 +202,7 @@ static inline int read_header(safetensors *s, const char *path, uint64_t *bytes)
     return fread(s->text, 1, (size_t)*bytes, s->file) == (size_t)*bytes ? CLI_OK : cli_cannot_read(path);
 }
 
-/* Opens a file and checks all that its header says. On failure *out is all zero. `path` must stay as long as it. */
+/* Opens a file and checks everything that its header claims. On failure *out is all zero. `path` must outlive *out. */
 static inline int safetensors_open(const char *path, safetensors *out) {
     uint64_t bytes = 0;
     memset(out, 0, sizeof *out);
@@ -227,7 +225,7 @@ static inline const safetensor *safetensors_find(const safetensors *s, const cha
     return NULL;
 }
 
-/* The tensor of this name and shape (columns 0: of one dimension), or NULL after a message. */
+/* Returns the tensor of this name and shape (columns 0: of one dimension), or NULL after a message. */
 static inline const safetensor *safetensors_want(const safetensors *s, const char *name, int64_t rows,
                                                  int64_t columns) {
     const safetensor *t = safetensors_find(s, name);
@@ -263,7 +261,7 @@ static inline float float_of_half(uint32_t half) {
     return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
 }
 
-/* Numbers first .. first + count of a tensor. On failure `out` is untouched. */
+/* Reads numbers first .. first + count of a tensor. On failure `out` is unchanged. */
 static inline int safetensors_read(const safetensors *s, const safetensor *t, int64_t first, int64_t count,
                                    float *out) {
     const int64_t bytes = tensor_dtype_bytes(t->dtype);
@@ -287,7 +285,7 @@ static inline int safetensors_read(const safetensors *s, const safetensor *t, in
    >>write
    ================================================================================================================ */
 
-/* A tensor to be written, and where its bytes come from: `fetch` puts bytes first .. first + bytes of it into `to`. */
+/* A tensor to be written, and the source of its bytes: `fetch` copies bytes first .. first + bytes of it to `to`. */
 typedef struct tensor_source {
     const char *name; /* without quotes, backslashes and control characters */
     int64_t rows, columns; /* columns 0: of one dimension */
@@ -312,7 +310,7 @@ static inline int64_t put_entry(char *to, int64_t room, const tensor_source *t, 
                     tensor_dtype_name(dtype), shape, (long long)at, (long long)(at + source_bytes(t, dtype)));
 }
 
-/* The header's text with the blanks that let the data begin at a multiple of 8. */
+/* Returns the header's text, padded with blanks so that the data begins at a multiple of 8. */
 static inline char *make_header(const tensor_source *tensors, int64_t n, tensor_dtype dtype, int64_t *length) {
     const int64_t room = 64 + n * (SAFETENSORS_NAME + 160);
     char *text = TAKE(char, room);
@@ -327,9 +325,9 @@ static inline char *make_header(const tensor_source *tensors, int64_t n, tensor_
     return text;
 }
 
-#define TENSOR_PIECE ((int64_t)64 << 20) /* bytes that are fetched at once */
+#define TENSOR_PIECE ((int64_t)64 << 20) /* bytes fetched at a time */
 
-/* Writes a file of these tensors, which are sorted here. It appears whole or not at all. */
+/* Writes a file of these tensors, which it sorts. The file appears whole or not at all. */
 static inline int safetensors_write(const char *path, tensor_source *tensors, int64_t n, tensor_dtype dtype,
                                     tensor_fetch_fn fetch, void *user) {
     cli_output output;

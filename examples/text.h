@@ -1,9 +1,9 @@
-/* text.h - documents as byte tokens, and the order in which training takes them - MIT or public domain
+/* text.h - documents as byte tokens, and their order in training - MIT or public domain
 
-   A file becomes one document: BEGIN, its bytes, END. A directory stands for all regular files below it, in the order
-   of their names; entries whose name begins with a dot, directories called "build", and symbolic links are passed over.
-   So the same tree gives the same documents on every machine. Documents longer than a limit are cut into several, and
-   no byte is lost; how many were cut is counted for the user to see.
+   A file becomes one document: BEGIN, its bytes, END. A directory means all regular files below it, in the order of
+   their names, except entries whose name begins with a dot, directories called "build", and symbolic links. So the same
+   tree gives the same documents on every machine. Documents longer than a limit are split into several, without losing
+   a byte, and the number of split files is reported.
 
    Needs POSIX (opendir, lstat): define _POSIX_C_SOURCE 200809L before the first #include of the program. */
 
@@ -23,13 +23,13 @@ typedef struct documents {
     int64_t *first;   /* (count + 1): document i is tokens[first[i] .. first[i + 1]) */
     uint16_t *tokens;
     int64_t n_files;
-    int64_t n_cut;    /* files that became more than one document */
+    int64_t n_cut;    /* files that became several documents */
     int64_t capacity, token_capacity;
 } documents;
 
 static inline int64_t document_length(const documents *d, int64_t i) { return d->first[i + 1] - d->first[i]; }
 
-/* Room for `needed` items in an array that doubles. */
+/* Makes room for `needed` items in an array that doubles. */
 static inline void *grow(void *array, int64_t *capacity, int64_t needed, size_t bytes) {
     if (needed <= *capacity) return array;
     int64_t wanted = max_of(max_of(needed, 1024), *capacity * 2);
@@ -82,7 +82,8 @@ static inline int64_t read_file(const char *path, unsigned char **bytes) {
     return length;
 }
 
-/* Length of the block that starts at `begin`: up to and with the next blank lines, but at most `most`. */
+/* Returns the length of the block that starts at `begin`: up to and including the next blank lines, but at most
+   `most`. */
 static inline int64_t block_length(const unsigned char *bytes, int64_t begin, int64_t end, int64_t most) {
     int64_t i = begin + 1, limit = min_of(end, begin + most);
     while (i < limit && !(bytes[i - 1] == '\n' && bytes[i] == '\n')) i++;
@@ -98,8 +99,8 @@ static inline void add_document(documents *d, const unsigned char *bytes, int64_
     close_document(d);
 }
 
-/* longest: tokens of the longest document wanted, 0: no limit. A longer file is cut where its blank lines are, into
-   paragraphs or functions, and a block that is still too long at the limit. So lengths stay long-tailed by nature, and
+/* longest: tokens of the longest document; 0: no limit. A longer file is split at its blank lines, into paragraphs or
+   functions, and a block that is still too long is split at the limit. So lengths stay naturally long-tailed, and
    attention, whose work grows with the square, stays affordable. */
 static inline void add_file(documents *d, const char *path, int64_t longest) {
     unsigned char *bytes;
@@ -121,7 +122,7 @@ static inline int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The names in a directory that count, sorted. */
+/* Lists the names in a directory that count, sorted. */
 static inline char **list_directory(const char *path, int64_t *count) {
     DIR *directory = opendir(path);
     if (!directory) fail_to_read(path);
@@ -171,7 +172,7 @@ static inline void add_path(documents *d, const char *path, int64_t longest) {
     else add_file(d, path, longest);
 }
 
-/* A document of exactly `length` pseudo-random tokens, specials included; 0 is allowed. */
+/* Adds a document of exactly `length` pseudo-random tokens, special ones included; 0 is allowed. */
 static inline void add_synthetic(documents *d, int64_t length, uint64_t seed) {
     open_document(d);
     uint64_t key = mix64_pair(seed, (uint64_t)d->count);
@@ -179,12 +180,12 @@ static inline void add_synthetic(documents *d, int64_t length, uint64_t seed) {
     close_document(d);
 }
 
-/* Document i becomes one that begins with the first `tokens` tokens of document `with`; 0: it stays as it is. */
+/* Gives document i the first `tokens` tokens of document `with`; 0: it stays as it is. */
 static inline void make_alike(documents *d, int64_t i, int64_t with, int64_t tokens) {
     if (tokens > 0) memcpy(d->tokens + d->first[i], d->tokens + d->first[with], (size_t)tokens * sizeof *d->tokens);
 }
 
-/* Tells documents apart: a run can go on only with those that it began with. */
+/* Returns a hash of the documents: a run may continue only with the same ones. */
 static inline uint64_t documents_hash(const documents *d) {
     uint64_t hash = hash_bytes((uint64_t)d->count, d->first, (size_t)(d->count + 1) * sizeof *d->first);
     return hash_bytes(hash, d->tokens, (size_t)d->first[d->count] * sizeof *d->tokens);
@@ -238,9 +239,9 @@ static inline int64_t data_order_next(data_order *o) {
 
 typedef struct batch {
     int64_t count;
-    int64_t *length;         /* (count) tokens: what cf_pack wants to know */
+    int64_t *length;         /* (count) tokens, for cf_pack */
     const uint16_t **tokens; /* (count) */
-    const unsigned char **ignored; /* (count) a byte for each token: 1 where it is no target, as in a prompt */
+    const unsigned char **ignored; /* (count) a byte for each token: 1 if it is not a target, as in a prompt */
     int64_t n_tokens, n_targets;
     double *weight;          /* (count) of each target of a sequence; NULL: the loss is the mean over all targets */
     int shared_mean;         /* 1: a token that sequences share counts once, with the mean of their weights */
@@ -261,7 +262,7 @@ static inline void batch_free(batch *b) {
     memset(b, 0, sizeof *b);
 }
 
-/* Sequence i of the batch is a document of which the first `prompt` tokens, and `fraction` of all, are prompt. */
+/* Makes sequence i of the batch a document; its first `prompt` tokens, and `fraction` of all, are prompt. */
 static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t document, int64_t prompt,
                              double fraction) {
     int64_t length = document_length(d, document);
@@ -275,8 +276,8 @@ static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t do
     b->n_targets += max_of(0, length - max_of(1, n_ignored)); /* the first token is never a target */
 }
 
-/* Returns what token `position` of sequence i should predict: the next token of the sequence, in whichever chunk it
-   lies. -1: nothing, at the end of the sequence and where the next token is part of the prompt. */
+/* Returns the target of token `position` of sequence i: the next token of the sequence, in whichever chunk. -1: none,
+   at the end of the sequence and if the next token belongs to the prompt. */
 static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) {
     int64_t next = position + 1;
     return next < b->length[i] && !b->ignored[i][next] ? b->tokens[i][next] : -1;
@@ -292,7 +293,7 @@ static inline int32_t batch_next(const batch *b, int64_t i, int64_t position) {
     return position + 1 < b->length[i] ? b->tokens[i][position + 1] : -1;
 }
 
-/* `total` / tokens that have such a target: a weight for each of their losses. */
+/* Returns `total` / tokens that have such a target: the weight of each of their losses. */
 static inline double batch_loss_weight2(const batch *b, double total) {
     int64_t n = 0;
     for (int64_t i = 0; i < b->count && total > 0; i++) {
@@ -301,22 +302,23 @@ static inline double batch_loss_weight2(const batch *b, double total) {
     return n > 0 ? total / (double)n : 0;
 }
 
-/* 1 / target tokens, which makes a sum of losses their mean over the batch; 0 for a batch without any target. */
+/* Returns 1 / target tokens, which turns a sum of losses into their mean over the batch; 0 for a batch without
+   targets. */
 static inline double batch_loss_weight(const batch *b) { return b->n_targets > 0 ? 1 / (double)b->n_targets : 0; }
 
-/* Weights of their own for all sequences, of both signs, as advantages of answers are. */
+/* Draws a weight for each sequence, of both signs, like advantages of answers. */
 static inline void batch_draw_weights(batch *b, uint64_t seed) {
     b->weight = TAKE(double, b->count);
     for (int64_t i = 0; i < b->count; i++) b->weight[i] = normal_of(seed, i) * batch_loss_weight(b);
 }
 
-/* Returns whether token `position` of sequence j is a target, and equals sequence i's with all that comes before. */
+/* Returns whether token `position` of sequence j is a target and, with everything before it, equals sequence i's. */
 static inline int batch_is_shared(const batch *b, int64_t i, int64_t j, int64_t position) {
     return position < b->length[j] && !b->ignored[j][position] &&
            memcmp(b->tokens[i], b->tokens[j], (size_t)(position + 1) * sizeof **b->tokens) == 0;
 }
 
-/* Returns the weight of this target's loss, if nothing is shared but the weight of a token that is to count once. */
+/* Returns the weight of this target's loss in unshared training, including the weights of tokens that count once. */
 static inline double batch_weight(const batch *b, int64_t i, int64_t position) {
     double sum = 0, n = 0;
     for (int64_t j = 0; j < b->count; j++) {

@@ -1,11 +1,11 @@
-/* tokens.h - documents as token ids of any vocabulary: a flat file, or random ones - MIT or public domain
+/* tokens.h - documents as token ids of any vocabulary: from a flat file, or random - MIT or public domain
 
-   A token file is what a trainer reads for days, so there is nothing in it to parse:
+   A trainer reads a token file for days, so it needs no parsing:
        "cftoken1", then in 64-bit numbers: byte order mark, vocabulary, documents n, tokens t, 1 if there are masks
        first     (n + 1) 64-bit: document i is tokens first[i] .. first[i + 1]
        tokens    (t) 32-bit ids
        ignored   (t) bytes, with masks: 1 where a token is not to be predicted, as in a prompt
-   in the byte order of the machine. make_tokens.c writes it from text or from ids that any tokenizer has printed. */
+   in the machine's byte order. make_tokens.c writes it from text, or from ids that any tokenizer has printed. */
 
 #ifndef TRAIN_TOKENS_H
 #define TRAIN_TOKENS_H
@@ -25,7 +25,7 @@ typedef struct token_set {
     int64_t vocabulary;
     int64_t *first;         /* (count + 1) */
     int32_t *tokens;
-    unsigned char *ignored; /* as many; NULL: every token is to be predicted */
+    unsigned char *ignored; /* as many; NULL: every token is predicted */
 } token_set;
 
 static inline int64_t token_set_length(const token_set *s, int64_t i) { return s->first[i + 1] - s->first[i]; }
@@ -43,7 +43,7 @@ static inline int64_t longest_document(const token_set *s) {
     return longest;
 }
 
-/* Documents of these lengths, of pseudo-random tokens. */
+/* Makes documents of these lengths with pseudo-random tokens. */
 static inline token_set random_tokens(const int64_t *lengths, int64_t count, int64_t vocabulary, uint64_t seed) {
     token_set s = {count, vocabulary, TAKE(int64_t, count + 1), NULL, NULL};
     for (int64_t i = 0; i < count; i++) s.first[i + 1] = s.first[i] + lengths[i];
@@ -53,7 +53,7 @@ static inline token_set random_tokens(const int64_t *lengths, int64_t count, int
     return s;
 }
 
-/* Returns why a file of so many bytes cannot have this head, or NULL. */
+/* Returns the reason why a file of this size cannot have this head, or NULL. */
 static inline const char *tokens_head_fault(const tokens_head *h, int64_t bytes) {
     const int64_t rest = bytes - (int64_t)sizeof *h;
     if (memcmp(h->magic, TOKENS_MAGIC, 8) != 0) return "it is no token file";
@@ -66,7 +66,7 @@ static inline const char *tokens_head_fault(const tokens_head *h, int64_t bytes)
     return NULL;
 }
 
-/* Returns what is wrong with the contents, or NULL. */
+/* Returns the fault of the contents, or NULL. */
 static inline const char *token_set_fault(const token_set *s, int64_t n_tokens) {
     if (s->first[0] != 0 || s->first[s->count] != n_tokens) return "its documents do not begin and end with its tokens";
     for (int64_t i = 0; i < s->count; i++)
@@ -113,7 +113,8 @@ static inline void tokens_write(const char *path, const token_set *s) {
     ok = ok && (!s->ignored || fwrite(s->ignored, 1, n_tokens, file) == n_tokens);
     if (fclose(file) == 0 && ok) return;
     struct stat about;
-    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode)) remove(path); /* part of a file might be taken for one */
+    /* an incomplete file might be taken for a whole one */
+    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode)) remove(path);
     fail(EXIT_CHECK_FAILED, "%s: it cannot be written", path);
 }
 
@@ -121,9 +122,9 @@ static inline void tokens_write(const char *path, const token_set *s) {
 
 typedef struct token_batch {
     int64_t count, n_tokens, n_targets;
-    int64_t *length;               /* (count) what cf_pack wants to know */
+    int64_t *length;               /* (count) for cf_pack */
     const int32_t **tokens;        /* (count) */
-    const unsigned char **ignored; /* (count) NULL in it: none */
+    const unsigned char **ignored; /* (count) NULL for a sequence without a mask */
 } token_batch;
 
 static inline token_batch token_batch_new(int64_t count) {

@@ -5,8 +5,7 @@
        ./train_cpu --check              chunked gradients against unchunked ones; -DTRAIN_FLOAT64 for 1e-10
        ./train_cpu --chunk-size 1024 --k 2 my_texts/
 
-   Read in this order: chunked.h (where chunkflow comes in), model.h, kernels.h; this file is the program around them.
- */
+   Read in this order: chunked.h (the use of chunkflow), model.h, kernels.h; this file is the program around them. */
 
 #define _XOPEN_SOURCE 700
 
@@ -40,7 +39,7 @@ static int64_t device_bytes(const memory_meter *meter) {
     return meter->peak[MEMORY_ACTIVATIONS] + meter->peak[MEMORY_STATE] + meter->peak[MEMORY_WORKSPACE];
 }
 
-/* Seeds of the things that are drawn. */
+/* Seeds of everything drawn. */
 enum { SEED_WEIGHTS = 1, SEED_ORDER, SEED_DROPOUT, SEED_SYNTHETIC };
 
 static uint64_t seed_of(const options *o, int what) { return mix64_pair((uint64_t)o->seed, (uint64_t)what); }
@@ -78,7 +77,7 @@ static documents load_documents(const options *o) {
     return d;
 }
 
-/* The next documents in order; all of them, as they are, if they are synthetic. */
+/* Takes the next documents in order; synthetic ones all at once, unchanged. */
 static batch next_batch(const options *o, const documents *d, data_order *order) {
     batch b = batch_new(o->synthetic.count > 0 ? d->count : o->batch);
     for (int64_t i = 0; i < b.count; i++) {
@@ -148,7 +147,7 @@ static int64_t chunking_hash(const options *o) {
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
-/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. */
+/* Calls `use`, which saves or loads, on the run's data in a checkpoint's form. */
 static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint *c)) {
     const options *o = t->options;
     const checkpoint_setting settings[] = {
@@ -211,7 +210,7 @@ static void print_progress(const training *t, const chunked_result *result, cons
     fflush(stdout);
 }
 
-/* One training step. Returns 0 if it was interrupted; the weights are then those of the step before. */
+/* Runs one training step. Returns 0 if it was interrupted; the weights are then unchanged. */
 static int training_step(training *t) {
     const options *o = t->options;
     data_order before = t->order;
@@ -255,7 +254,7 @@ static void train(training *t) {
     if (o->checkpoint && with_checkpoint(t, load_from)) {
         printf("going on from %s, step %lld\n", o->checkpoint, (long long)t->step);
     } else if (o->checkpoint) {
-        with_checkpoint(t, save_to); /* so that a path that cannot be written shows before any work is done */
+        with_checkpoint(t, save_to); /* so that an unwritable path is reported before any work is done */
     }
     int64_t end = o->stop_after > 0 ? min_of(o->optimizer.steps, t->step + o->stop_after) : o->optimizer.steps;
     int64_t saved = t->step;
@@ -279,7 +278,7 @@ static int run_training(const options *o) {
            (long long)o->packing.chunk_size, (long long)o->order.shape.k);
     train(&t);
     printf("weights after step %lld: %016llx\n",
-           (long long)t.step, /* tells at a glance whether two runs are the same */
+           (long long)t.step, /* shows at a glance whether two runs are equal */
            (unsigned long long)hash_bytes(0, t.weights.flat, (size_t)t.weights.count * sizeof(real)));
     if (o->stream > 0) {
         printf("most held: %lld bytes on the device, %lld in host memory\n", (long long)device_bytes(&t.meter),
@@ -319,10 +318,10 @@ typedef struct memory_row {
     int64_t longest, n_chunks;
     memory_meter unchunked, chunked, streamed;
     double difference; /* of the losses */
-    int same_bits;     /* whether loss and gradients of the streamed run are those of the chunked one */
+    int same_bits;     /* whether loss and gradients of the streamed run equal those of the chunked one, bit by bit */
 } memory_row;
 
-/* Four short documents and a long one. */
+/* Makes four short documents and a long one. */
 static batch memory_batch(const options *o, documents *d, int64_t longest) {
     const int64_t size = o->packing.chunk_size, lengths[] = {size / 2, size / 3, longest, size / 5, size};
     const int64_t n = sizeof lengths / sizeof lengths[0];
@@ -344,7 +343,7 @@ static chunked_result measure_chunked(const options *o, int64_t stream, const we
     return result;
 }
 
-/* Runs a batch unchunked, chunked, and chunked with a ring of `stream` bytes, and counts the memory that was held. */
+/* Runs a batch unchunked, chunked, and chunked with a ring of `stream` bytes, and measures the memory of each. */
 static memory_row measure_memory(const options *o, int64_t longest, int64_t stream) {
     memory_row row;
     documents d;
@@ -380,10 +379,10 @@ static void print_memory_row(const memory_row *row) {
     fflush(stdout);
 }
 
-/* Returns whether row `i` holds what it should: `slots` activation slots of chunked training, with a stream or without,
-   and nothing else on the device that has grown since the row before. */
+/* Returns whether row `i` is as expected: chunked training holds `slots` activation slots, with a stream or without,
+   and nothing else on the device has grown since the previous row. */
 static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
-    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no chain there, so one slot */
+    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* the first row has no chain, so one slot */
     const memory_row *row = &rows[i], *before = &rows[i - 1];
     int64_t earlier_slots = before->chunked.peak[MEMORY_ACTIVATIONS] / slot;
     return row->chunked.peak[MEMORY_ACTIVATIONS] == slots * slot &&
@@ -394,7 +393,8 @@ static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
 }
 
 /* Prints the table for a longest document of 1, 4 and 16 chunks. From K chunks on, the activations of chunked training
-   must stay the same, and with a stream all device bytes. Those of unchunked training must grow with the document. */
+   must stay the same, and with a stream all device bytes must. Those of unchunked training must grow with the
+   document. */
 static int run_memory_table(const options *o) {
     static const int64_t growth[] = {1, 4, 16};
     memory_row rows[3];
@@ -448,7 +448,7 @@ static int run_demo(options *o) {
     printf("2. The same model, one batch chunked and unchunked\n");
     failed = run_check(o, 0) || failed;
     printf("\n3. Memory\n");
-    o->model.layers = 6; /* of which a stream has one on the device at a time */
+    o->model.layers = 6; /* a stream has one of them on the device at a time */
     o->packing.chunk_size = 128;
     failed = run_memory_table(o) || failed;
     return failed ? EXIT_CHECK_FAILED : 0;

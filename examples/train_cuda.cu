@@ -6,15 +6,15 @@
        build/train_cuda --model qwen2.5-0.5b --synthetic 200,30000,9 --steps 5       random weights and tokens
        build/train_cuda --check --type fp32 --layers 2 --hidden 64 ...    against the CPU in float64, and unchunked
 
-   Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and
-   stages and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What others
-   do is a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and
-   with --max-slices 1 each has one document. Speed and memory on an H200 are in tools/bench/results/h200.txt;
-   tests/cuda/train_cuda_check.sh runs it under the emulation. */
+   The executor packs, schedules and runs every batch (executor_cuda.cu shows that step by step, with stages and ranks).
+   The model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. Two other ways to train are
+   settings here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and with
+   --max-slices 1 each has one document. Speed and memory on an H200 are in tools/bench/results/h200.txt;
+   tests/cuda/train_cuda_check.sh runs the program under the emulation. */
 
 #define _XOPEN_SOURCE 700
 #define OWN_END_PROGRAM
-#define TRAIN_FLOAT64 /* model.h's gradients, with which --check compares, are doubles */
+#define TRAIN_FLOAT64 /* model.h's gradients, for --check, are doubles */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
@@ -138,7 +138,7 @@ static void take_default(int64_t *member, int64_t value) {
     if (*member == 0) *member = value;
 }
 
-/* Sizes that no option has given are those of the folder's model, or of the one of this name. */
+/* Sets sizes that no option has given, from the folder's model or from the model of this name. */
 static void fill_model(settings *s) {
     model_config *c = &s->model, whole = *c;
     if (s->load) {
@@ -184,7 +184,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.recompute = CF_RECOMPUTE_NONE;
     s.chunk_size = 8192;
     s.loss_rows = 2048;
-    s.part_bytes = 5000000000; /* as Hugging Face has it */
+    s.part_bytes = 5000000000; /* Hugging Face's size */
     s.order.shape.k = s.seed = 1;
     s.checkpoint_every = 50;
     s.batch = 8;
@@ -214,7 +214,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     if (sources == 0 && s.optimizer.steps > 0)
         fail(EXIT_BAD_INPUT, "give --data FILE, --lengths FILE or --synthetic LEN,LEN,...");
     share_documents(&s.packing, &s.synthetic, &s.with, &s.shared);
-    if (s.save && access(s.save, W_OK | X_OK) != 0) /* not only when all is trained */
+    if (s.save && access(s.save, W_OK | X_OK) != 0) /* checked now, not only when training is done */
         fail(EXIT_BAD_INPUT, "--save %s: %s", s.save, strerror(errno));
     fill_model(&s);
     s.order = cf_schedule_defaults(&s.order);
@@ -228,7 +228,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
 typedef struct trainer {
     const struct settings *settings;
     int device;
-    cublasHandle_t cublas;  /* attention's, where it is unfused */
+    cublasHandle_t cublas;  /* for attention, if it is unfused */
 #ifdef TRAIN_CUDNN
     cudnn_attention *cudnn;
 #endif
@@ -239,9 +239,9 @@ typedef struct trainer {
     token_set data;
     data_order order;
     int64_t step;           /* done so far */
-    double used[3];         /* bytes of the device in use before anything, with the products', with the model */
+    double used[3];         /* bytes of the device in use: at the start, with the products', with the model */
 
-    token_batch batch;      /* loaded, as all that follows */
+    token_batch batch;      /* loaded, like everything below */
     cf_plan *plan;
     cf_schedule *schedule;
     cf_token_rows rows;     /* of all chunks, on the host ... */
@@ -261,7 +261,7 @@ static int compare_keys(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* The rows of one chunk by token and then by row, and where each token's begin; padding is left out. */
+/* Sorts the rows of one chunk by token, then by row, and finds where each token's begin; padding is left out. */
 static void sort_rows(sorted_rows *s, const int32_t *tokens, int64_t first, int64_t rows) {
     uint64_t *keys = TAKE(uint64_t, rows);
     int64_t n = 0;
@@ -277,7 +277,7 @@ static void sort_rows(sorted_rows *s, const int32_t *tokens, int64_t first, int6
     free(keys);
 }
 
-/* Tokens, targets and weights of the plan's chunks. */
+/* Fills in tokens, targets and weights of the plan's chunks. */
 static void fill_rows(trainer *t) {
     cf_loss_weights_desc mean;
     cf_metadata_desc desc;
@@ -331,7 +331,7 @@ static void free_batch(trainer *t) {
     t->first_run = NULL;
 }
 
-/* Chunk size 0 is the longest document's; so the plan depends on the batch. */
+/* Plans the batch. Chunk size 0 means the longest document's length, so the plan depends on the batch. */
 static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan **plan, cf_schedule **schedule) {
     cf_pack_desc packing = t->settings->packing;
     cf_schedule_desc order = t->settings->order;
@@ -374,7 +374,7 @@ static void print_model_terms(const trainer *t) {
     print_term("model, these together", (16 + number) * n, t->used[2] > 0 ? t->used[2] - t->used[1] : -1);
 }
 
-/* m: what the executor lays out for the batch. */
+/* m: the executor's memory for the batch. */
 static void print_memory_table(const trainer *t, const cf_executor_memory *m, int is_loaded) {
     printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
     print_model_terms(t);
@@ -402,8 +402,8 @@ static cf_executor_memory memory_of_plan(const trainer *t, int64_t chunk_size, i
 
 #define SMALLEST_CHUNK 128
 
-/* Ends the program because the device has no room for the batch: with the table, and with the largest chunk size, and
-   for that the largest K, of which it has. */
+/* Ends the program because the batch does not fit on the device. Prints the table, the largest chunk size that would
+   fit and, for that, the largest K. */
 static void explain_memory(const trainer *t, const char *why) {
     const settings *s = t->settings;
     double room;
@@ -421,7 +421,7 @@ static void explain_memory(const trainer *t, const char *why) {
     fail(EXIT_CHECK_FAILED, "%s; no chunk size from %d on would fit: try --recompute full", why, SMALLEST_CHUNK);
 }
 
-/* The same where not even the model has room. */
+/* The same if not even the model fits. */
 static void explain_model(const trainer *t, double wanted, double room) {
     printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
     print_model_terms(t);
@@ -436,7 +436,7 @@ static void explain_model(const trainer *t, double wanted, double room) {
 /* Packs, schedules and loads the batch; nothing is allocated after that. */
 static void load_batch(trainer *t) {
     const settings *s = t->settings;
-    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_plan *old_plan = t->plan; /* the executor uses these until the next load */
     cf_schedule *old_schedule = t->schedule;
     cf_error error;
     memset(&error, 0, sizeof error);
@@ -453,7 +453,7 @@ static void load_batch(trainer *t) {
     cf_plan_free(old_plan);
 }
 
-/* The next documents in order; all of them, as they are, if they are synthetic. */
+/* Takes the next documents in order; synthetic ones all at once, unchanged. */
 static void next_batch(trainer *t) {
     const int all = t->settings->synthetic.count > 0;
     token_batch_free(&t->batch);
@@ -488,12 +488,12 @@ template <typename T> static void executor_make(trainer *t) {
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
 }
 
-/* Loss of the batch, and the length of its gradient. */
+/* Loss of the batch, and length of its gradient. */
 typedef struct step_result {
     double loss, length;
 } step_result;
 
-/* Gradients of the loaded batch, of its mean loss. */
+/* Computes gradients of the mean loss of the loaded batch. */
 static step_result run_batch(trainer *t) {
     const decoder *d = &t->model;
     const cudaStream_t stream = cf_executor_stream(t->executor, 0);
@@ -508,7 +508,7 @@ static step_result run_batch(trainer *t) {
     return result;
 }
 
-/* AdamW, on the executor's stream: the next batch comes behind it there. */
+/* Runs AdamW on the executor's stream, which orders it before the next batch. */
 template <typename T> static void update_weights(trainer *t) {
     const optimizer_config *c = &t->settings->optimizer;
     const decoder *d = &t->model;
@@ -532,7 +532,7 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Floating-point operations that training on the batch is worth, whatever is computed again: six for each token and
+/* Returns the useful floating-point operations of training on the batch, without recomputation: six for each token and
    parameter of a product, and three times those of attention's forward. */
 static double useful_flops(const trainer *t) {
     const model_config *c = &t->settings->model;
@@ -556,8 +556,8 @@ static void print_progress(const trainer *t, step_result result, double seconds)
     fflush(stdout);
 }
 
-/* PASS ROWS PAIRS SECONDS of each pass. The first step, which warms up, leaves an empty file. A forward that keeps
-   nothing has no head, so it counts only where none has one; a replay then has it. */
+/* Writes PASS ROWS PAIRS SECONDS of each pass. The first step, which warms up, leaves an empty file. A forward that
+   keeps nothing runs no head; its replay does. So such forwards count only if no forward runs the head. */
 static void write_times(const trainer *t) {
     const settings *s = t->settings;
     const cf_schedule *schedule = cf_executor_schedule(t->executor);
@@ -612,7 +612,8 @@ static int64_t chunking_hash(const settings *s) {
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
-/* Master weights and moments, on the device. To a checkpoint floats are bytes, two of them in one of its numbers. */
+/* Returns the master weights or moments, on the device. The checkpoint sees floats as bytes, two of them in one of its
+   numbers. */
 static float *checkpoint_array(void *user, int array) {
     const decoder *d = &((trainer *)user)->model;
     float *const arrays[CHECKPOINT_ARRAYS] = {d->master, d->first, d->second};
@@ -629,7 +630,7 @@ static void store_piece(void *user, int array, int64_t first, int64_t count, rea
                          cudaMemcpyHostToDevice));
 }
 
-/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. */
+/* Calls `use`, which saves or loads, on the run's data in a checkpoint's form. */
 static int use_checkpoint(trainer *t, int (*use)(const char *path, checkpoint *c)) {
     const settings *s = t->settings;
     const model_config *m = &s->model;
@@ -685,7 +686,7 @@ template <typename T> static void train(trainer *t) {
     const settings *s = t->settings;
     if (s->checkpoint && load_checkpoint<T>(t))
         printf("going on from %s, step %lld\n", s->checkpoint, (long long)t->step);
-    else if (s->checkpoint) save_checkpoint(t); /* so that a path that cannot be written shows before any work */
+    else if (s->checkpoint) save_checkpoint(t); /* so that an unwritable path is reported before any work is done */
     const int64_t end = s->stop_after > 0 ? min_of(s->optimizer.steps, t->step + s->stop_after) : s->optimizer.steps;
     int64_t saved = t->step;
     while (t->step < end && !stop_asked) {
@@ -707,8 +708,8 @@ template <typename T> static void train(trainer *t) {
    >>check    chunked gradients against float64 ones from the CPU, and against unchunked ones from the device
    ================================================================================================================ */
 
-/* Calls `use` on every number of model.h's weights and the same one of an array laid out as the decoder's. The tensors
-   have one order; matrices of layers are (inputs, outputs) in model.h. */
+/* Calls `use` on every number of model.h's weights and the corresponding one of an array in the decoder's layout. The
+   tensors have the same order; matrices of layers are (inputs, outputs) in model.h. */
 template <typename N, typename F> static void each_weight(const decoder *d, const weights *host, N *flat, F use) {
     for (int64_t i = 0; i < host->n_tensors; i++) {
         const tensor *t = &host->tensors[i];
@@ -721,7 +722,7 @@ template <typename N, typename F> static void each_weight(const decoder *d, cons
     }
 }
 
-/* Puts the weights on the device, and lets them be what the device has of them. */
+/* Copies the weights to the device, and back as the device has rounded them. */
 template <typename T> static void put_weights(const decoder *d, const weights *w) {
     float *flat = TAKE(float, d->at.count);
     each_weight(d, w, flat, [](real *host, float *own) {
@@ -733,7 +734,7 @@ template <typename T> static void put_weights(const decoder *d, const weights *w
     free(flat);
 }
 
-/* An array of the device, laid out as its weights. */
+/* Copies a device array in the weights' layout to the host. */
 static void take_array(const decoder *d, const float *from, const weights *to) {
     float *flat = download(from, d->at.count);
     each_weight(d, to, flat, [](real *host, const float *own) { *host = (real)*own; });
@@ -746,7 +747,7 @@ static step_result take_gradients(trainer *t, const weights *to) {
     return result;
 }
 
-/* The batch as model.h's trainer has it. */
+/* Returns the batch in the form of model.h's trainer. */
 static batch batch_for_cpu(const trainer *t, uint16_t **tokens) {
     batch b = batch_new(t->batch.count);
     int64_t n = 0;
@@ -777,14 +778,14 @@ static double cpu_gradients(const trainer *t, weights *w, weights *to) {
     return loss;
 }
 
-/* Returns how far apart gradients may be: limit_of of executor_cuda.cu says why. */
+/* Returns the allowed difference of gradients: limit_of of executor_cuda.cu has the reasons. */
 static double limit_of(cf_dtype type, int rounded_anew) {
     if (type == CF_DTYPE_FP32) return 1e-5;
     return (rounded_anew ? 12 : 2) / 256.0;
 }
 
-/* Returns how far chunked gradients may be from float64 ones. With bf16 every activation is rounded, with chunks or
-   without, and chunks may at most double the error of that. */
+/* Returns the allowed difference of chunked gradients from float64. With bf16 every activation is rounded, with chunks
+   or without, and chunks may at most double that error. */
 static double limit_of_chunked(const settings *s, const weights *unchunked, const weights *exact, const char *all,
                                double loss, double loss_exact) {
     const char *whose;
@@ -820,8 +821,8 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     of->loss_exact = cpu_gradients(t, w, &of->exact);
 }
 
-/* One update by the gradients that the device has, beside the CPU trainer's. With a high --lr and a low --clip it shows
-   every part of it. */
+/* Makes one update with the device's gradients, and compares it with the CPU trainer's. With a high --lr and a low
+   --clip it tests every part of the update. */
 template <typename T> static int check_update(trainer *t, weights *w, const weights *gradient, const char *all) {
     const optimizer_config *c = &t->settings->optimizer;
     optimizer moments = optimizer_new(w->count);
@@ -868,7 +869,7 @@ template <typename T> static int check_batch(trainer *t) {
 
 #define MOST_DOCUMENTS 10000000
 
-/* Random documents of the lengths in a list, which is read as the chunkflow command reads one. */
+/* Makes random documents with the lengths of a list, which is read as the chunkflow command reads one. */
 static token_set listed_data(const settings *s) {
     cli_list list;
     if (cli_list_read(s->lengths, MOST_DOCUMENTS, &list) != CLI_OK) fail(EXIT_BAD_INPUT, "there are no lengths to use");
@@ -962,7 +963,7 @@ int main(int argc, char **argv) {
     memset(&from, 0, sizeof from);
     settings s = parse_settings(argc, argv, &from);
     int code = 0;
-    cli_signals_catch(); /* for files that are half written; but these two only ask to stop */
+    cli_signals_catch(); /* for incomplete files; these two signals only ask to stop */
     signal(SIGINT, ask_to_stop);
     signal(SIGTERM, ask_to_stop);
     if (!s.help) code = s.type == CF_DTYPE_FP32 ? run<float>(&s) : run<__nv_bfloat16>(&s);

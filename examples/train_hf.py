@@ -8,8 +8,8 @@
     torchrun --nproc-per-node 4 examples/train_hf.py --max-cp 4 FILE...     # a long file is spread over up to 4
     processes
 
-chunkflow.huggingface says which models it takes and refuses the others by name. tests/torch compares their gradients
-with plain training.
+chunkflow.huggingface lists the models that it accepts and refuses the others by name. tests/torch compares their
+gradients with plain training.
 """
 
 import argparse

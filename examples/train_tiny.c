@@ -42,13 +42,13 @@ typedef struct weights {
 
 enum { N_WEIGHTS = sizeof(weights) / sizeof(real) };
 
-/* K (after RoPE) and V of one token, or their gradients. Tokens of a sequence have nothing else to do with each other,
-   so this is what its chunks hand on. */
+/* K (after RoPE) and V of one token, or their gradients. Tokens of a sequence affect each other only through these, so
+   this is what its chunks hand on. */
 typedef struct key_value {
     real k[D], v[D];
 } key_value;
 
-/* The activations of one token that forward keeps for backward, its K and V aside. */
+/* The activations of one token that forward keeps for backward, apart from its K and V. */
 typedef struct activation {
     real scale1, n1[D], q[D], log_sum, attended[D];
     real scale2, n2[D], hidden[FFN], x[D], p[VOCAB]; /* p: how likely each token is to come next */
@@ -95,7 +95,7 @@ static void linear_backward(real *dx, real *dw, const real *dy, const real *w, c
     }
 }
 
-/* RMSNorm without weights. Returns the scale, which backward wants. */
+/* RMSNorm without weights. Returns the scale, which backward needs. */
 static real normalize(real *y, const real *x) {
     real scale = (real)(1 / sqrt(dot(x, x, D) / D + 1e-6));
     for (int i = 0; i < D; i++) y[i] = x[i] * scale;
@@ -231,7 +231,7 @@ static void slice_backward(const weights *w, weights *g, const batch *b, const c
 
 enum { CHUNK_SIZE = 64, K = 2, MAX_LENGTH = 512 }; /* K: chunks of one sequence that keep activations at once */
 
-/* The activations of one chunk. K bounds how many chunks of a split sequence have them at once. */
+/* The activations of one chunk. K limits how many chunks of a split sequence have them at the same time. */
 typedef struct chunk_slot {
     activation row[CHUNK_SIZE];
     key_value own[CHUNK_SIZE]; /* K and V of whole sequences: nobody needs them after the chunk's backward */
@@ -254,7 +254,7 @@ typedef struct trainer {
     chunk_slot *slots;           /* of activations, and one more for forwards that keep nothing */
     int64_t n_slots;
     chain_state *states;
-    key_value d_own[CHUNK_SIZE]; /* of the backward at hand, as d */
+    key_value d_own[CHUNK_SIZE]; /* of the current backward, like d */
     row_gradient d[CHUNK_SIZE];
 } trainer;
 

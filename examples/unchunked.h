@@ -1,7 +1,7 @@
-/* unchunked.h - loss and gradients of a batch the plain way: what chunked.h is checked against - MIT or public domain
+/* unchunked.h - loss and gradients of a batch without chunks, the reference for chunked.h - MIT or public domain
 
-   Every sequence goes through the model whole, alone and in order: one forward, one backward. No plan, no schedule, no
-   packing, no state. Its activations grow with the longest sequence. */
+   Every sequence goes through the model whole, alone and in order: one forward, one backward, without plan, schedule,
+   packing or state. Activations grow with the longest sequence. */
 
 #ifndef TRAIN_UNCHUNKED_H
 #define TRAIN_UNCHUNKED_H
