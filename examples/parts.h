@@ -833,14 +833,14 @@ static inline double balance_loss(const routing *r, const model_config *c) {
 
 /* Arrays of a row: X(name, numbers). A name with d is the gradient of the named thing. */
 #define ROW_SCRATCH(X)                                                      \
-    X(stream, c->hidden)    /* d of the residual stream, on its way down */ \
-    X(branch1, c->hidden)   /* what the first branch, or the embedding, adds to the stream, or d of that */ \
-    X(branch2, c->hidden)   /* what the feed-forward part adds, or d of that */ \
+    X(stream, c->hidden)    /* gradient of the residual stream, on its way down */ \
+    X(branch1, c->hidden)   /* the first branch's or the embedding's addition to the stream, or its gradient */ \
+    X(branch2, c->hidden)   /* the feed-forward part's addition, or its gradient */ \
     X(dnormed1, c->hidden)                                                  \
     X(dnormed2, c->hidden)  /* also that of the final norm */               \
     X(dattended, c->hidden)                                                 \
     X(dmixed, n.mixed)                                                      \
-    X(total, n.lse)         /* of attention's weights, while it goes from block to block */ \
+    X(total, n.lse)         /* sum of attention's weights, from block to block */           \
     X(slope, n.lse)         /* sum over a head of dmixed * mixed */         \
     X(dq, n.q)                                                              \
     X(dk, n.k)                                                              \
@@ -858,10 +858,10 @@ static inline double balance_loss(const routing *r, const model_config *c) {
     X(dup, n.ffn)                                                           \
     X(dgated, n.ffn)                                                        \
     X(dscore, n.experts)                                                    \
-    X(dmtp, mtp)            /* of what mtp_project reads */                 \
+    X(dmtp, mtp)            /* gradient of mtp_project's input */           \
     X(cosine, head_dim_of(c) / 2)                                           \
     X(sine, head_dim_of(c) / 2)                                             \
-    X(cosine2, n.down > 0 ? rope_of(c) / 2 : 0) /* of the part of a key that is rotated by itself */ \
+    X(cosine2, n.down > 0 ? rope_of(c) / 2 : 0) /* of the part of a key that is rotated separately */ \
     X(sine2, n.down > 0 ? rope_of(c) / 2 : 0)
 
 typedef struct row_scratch {
