@@ -97,7 +97,7 @@ cf_result baseline_find(const pipeline *p, const packing *list, const packing_op
         if (made != CF_OK) result = made;
         else if (found < 0 || is_better(p, &forms[packed].run, &forms[found].run)) found = packed;
     }
-    if (result == CF_ERROR_MEMORY) found = -1; /* memory ran out, so the found form may not be the better one */
+    if (result == CF_ERROR_MEMORY) found = -1; /* memory ran out, so the form found may not be the better one */
     for (packed = 0; packed < FORMS; packed++)
         if (packed != found) baseline_free(&forms[packed]);
     if (found < 0) return result;
@@ -160,7 +160,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     desc->ks = &k;
     desc->kinds = &kind;
     desc->replays = &replay;
-    desc->tolerance = -1; /* the fastest, so that more to choose from never makes the baseline slower */
+    desc->tolerance = -1; /* the fastest, so that more choices never make the baseline slower */
     desc->n_chunk_sizes = desc->n_ks = desc->n_kinds = desc->n_replays = desc->n_exact = 1;
     desc->no_stream = desc->memory.state_window == 0;
     desc->no_outputs = 1;
@@ -198,7 +198,8 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
     memset(out, 0, sizeof *out);
     for (level = CF_RECOMPUTE_NONE; level <= CF_RECOMPUTE_COUNT; level++) {
         offload = level == CF_RECOMPUTE_COUNT ? CF_OFFLOAD_CHECKPOINTS : 0;
-        if (desc->timing && level != (int)desc->parallel.recompute) continue; /* what it was measured with */
+        /* the level at which the costs were measured */
+        if (desc->timing && level != (int)desc->parallel.recompute) continue;
         if (level == CF_RECOMPUTE_SELECTIVE && !desc->timing) continue;       /* frees next to nothing */
         for (packed = 0; packed < FORMS && result == CF_OK; packed++)
             result = tune_form(lengths, n, *desc, packed, offload ? CF_RECOMPUTE_FULL : (cf_recompute)level, offload,

@@ -1,24 +1,24 @@
 /* baseline_context.c - the baseline with context parallelism: sequences stay whole, and GPUs share each of them.
 
    A group of cp GPUs has the rows of every micro-batch in 2 cp pieces. Each GPU takes one piece from the front and one
-   from the back (zigzag), so rows and attention pairs are even. What attention needs from other GPUs crosses the link
-   of the group: K and V forward; K, V and their gradients backward, all in two bytes.
+   from the back (zigzag), so rows and attention pairs are even. Attention's inputs from other GPUs cross the group's
+   link: K and V in forward; K, V and their gradients in backward, all in two bytes.
 
        all-gather   all of it before attention, exposed
        ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each
                     step is three more kernels (attention, and the two that merge what it found)
 
-   The way that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
-   piece; layers with chunks need none. Recurrent layers scan their states as chunks of a cp group do (cf_cost_estimate;
-   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as
-   TransformerEngine does. Experts lie on one GPU, on as many of a node as they can, or on as many of all.
+   The method that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
+   piece; layers with chunked attention need none. Recurrent layers scan their states as chunks of a cp group do
+   (cf_cost_estimate; MaxText, pull request 4968), which takes equally long here. Latent attention sends K and V of each
+   head, as TransformerEngine does. Experts are on one GPU, on as many GPUs of a node as possible, or on as many of all.
 
    Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism
-   (verl, preprocess_packed_seqs). The last wave of blocks of attention is half empty, like that of a chunk. A pass's
-   exposed seconds are charged by its rows, so their sum is right, but a single pass's may be off.
+   (verl, preprocess_packed_seqs). The last wave of attention's blocks is half empty, as for a chunk. A pass's exposed
+   seconds are charged by its rows, so their sum is right, but a single pass's may be off.
 
-   ZeRO divides over all cp x data GPUs, as Megatron-LM's distributed optimizer and FSDP do. Its level is searched also
-   where chunks have no data-parallel ranks to divide over. Two things favour the baseline: kernels are as fast as
+   ZeRO divides over all cp x data GPUs, as Megatron-LM's distributed optimizer and FSDP do. Its level is searched even
+   if chunks have no data-parallel ranks to divide over. Two assumptions favour the baseline: kernels are as fast as
    without context parallelism, and each has the rows of the longest micro-batch. */
 
 #include "baseline.h"
@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE = 4096, MOST_TIMED = 16384 }; /* MOST_TIMED: sequences on which each way is timed */
+enum { SAMPLE = 4096, MOST_TIMED = 16384 }; /* MOST_TIMED: sequences on which each method is timed */
 
 /* Costs, bytes and times of micro-batches on the stages of one GPU. */
 typedef struct context_costs {
@@ -35,18 +35,18 @@ typedef struct context_costs {
     cf_stage_bytes *bytes;
     cf_timing timing;
     double step;
-    int64_t host; /* bytes in host memory of the fullest GPU, if as many micro-batches are alive as there are stages */
+    int64_t host; /* bytes in host memory of the fullest GPU, with as many micro-batches alive as there are stages */
     int ring;
 } context_costs;
 
-/* One way of context parallelism, and its outcome. */
+/* One method of context parallelism, and its result. */
 typedef struct context_way {
     int64_t tp, cp, pp, dp, ep, zero;
     int packed;
     cf_recompute recompute;
     int64_t layers;  /* that recompute */
-    int offload;     /* what lies in host memory (cf_memory_desc.offload) */
-    double seconds;  /* seconds of the batches that it was timed on; 0: it does not fit */
+    int offload;     /* parts in host memory (cf_memory_desc.offload) */
+    double seconds;  /* seconds of the timed batches; 0: it does not fit */
     int64_t needs;   /* bytes */
 } context_way;
 
@@ -56,7 +56,7 @@ typedef struct context_search {
     const cf_tune_desc *desc;
     int64_t limit, chunk_size, n_batches;
     cf_plan *samples[2]; /* micro-batches of up to SAMPLE sequences: [0] one per sequence, [1] packed */
-    baseline_tuned *out; /* of the fastest way so far, which is `best` */
+    baseline_tuned *out; /* of the fastest method so far, which is `best` */
     context_way best;
 } context_search;
 
@@ -69,7 +69,7 @@ static void scale(cf_pass_cost *cost, double by) {
     cost->per_pair *= by;
 }
 
-/* Returns the seconds per row that a pass waits for transfers. link: seconds of transfers per row. They run beside
+/* Returns the seconds per row for which a pass waits for transfers. link: seconds of transfers per row. They run during
    attention, which takes `attention` seconds per pair. */
 static double exposed(const cf_plan *sample, double link, double attention) {
     double waits = 0, rows = 0;
@@ -118,8 +118,8 @@ static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, 
     return result;
 }
 
-/* Finds the seconds that a pass spends on scans of recurrent layers: once, and for each row of a GPU. stages: room for
-   one per stage. */
+/* Finds a pass's seconds for scans of recurrent layers: the constant part, and that for each row of a GPU. stages: room
+   for one per stage. */
 static cf_result find_scans(const cf_cost_desc *whole, const context_way *way, cf_stage_cost *stages, cf_pass_cost *out,
                             cf_error *error) {
     cf_cost_desc desc = *whole;
@@ -138,7 +138,7 @@ static cf_result find_scans(const cf_cost_desc *whole, const context_way *way, c
     return CF_OK;
 }
 
-/* Adds to a pass the transfers of a forward (backward: twice the bytes), per row, and those of pieces. */
+/* Adds the transfers of a forward to a pass (backward: twice the bytes), per row, and those of pieces. */
 static void add_transfers(const context_way *way, const cf_plan *sample, const cf_gpu *gpu, double link, double pieces,
                           const context_needs *needs, int ring, cf_pass_cost *cost) {
     double steps = (double)(way->cp - 1), part = steps / (double)way->cp, layers = needs->layers;
@@ -153,8 +153,8 @@ static void add_transfers(const context_way *way, const cf_plan *sample, const c
     }
 }
 
-/* Returns the seconds per row that a pass waits for checkpoints, which cross the link to host memory beside it.
-   link: seconds of this transfer per row. */
+/* Returns the seconds per row for which a pass waits for checkpoints, which cross the link to host memory while it
+   runs. link: seconds of this transfer per row. */
 static double host_waits(const cf_plan *sample, double link, const cf_pass_cost *cost) {
     double waits = 0, rows = 0;
     int64_t i;
@@ -245,7 +245,7 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
     return result;
 }
 
-/* Makes the costs of a way. Free their stages and bytes in any case. */
+/* Makes the costs of a method. Free their stages and bytes in any case. */
 static cf_result make_costs(const context_search *s, const context_way *way, context_costs *out, cf_error *error) {
     cf_memory_desc memory = s->desc->memory;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)way->pp * sizeof *stages);
@@ -304,7 +304,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
    The search
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Finds the padding for a way, and a micro-batch no smaller than the longest padded sequence. */
+/* Finds the padding for a method, and a micro-batch no smaller than the longest padded sequence. */
 static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
     int64_t least = *align > 0 ? *align : 1, all = least;
 
@@ -313,7 +313,7 @@ static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
     *chunk_size += (all - *chunk_size % all) % all;
 }
 
-/* Times a way on s->n_batches batches. Free *out with cf_tuning_free; it is NULL if the way cannot be made. */
+/* Times a method on s->n_batches batches. Free *out with cf_tuning_free; it is NULL if the method is impossible. */
 static cf_result time_way(const context_search *s, context_way *way, cf_tuning **out, int *ring, cf_error *error) {
     cf_tune_desc desc = *s->desc;
     context_costs costs;
@@ -371,7 +371,7 @@ static void take_way(context_search *s, const context_way *way, const cf_tuning 
     out->ring = ring;
 }
 
-/* Times a way. s->out changes if it is faster. */
+/* Times a method. s->out changes if it is faster. */
 static cf_result try_way(context_search *s, context_way *way, cf_recompute recompute, int64_t layers, cf_error *error) {
     cf_tuning *tuning;
     baseline_tuned *out = s->out;
@@ -388,8 +388,8 @@ static cf_result try_way(context_search *s, context_way *way, cf_recompute recom
     return result;
 }
 
-/* Finds the least number of recomputing layers with which a split fits, between `few`, which does not fit, and all,
-   which does. Memory is almost a straight line between them. */
+/* Finds the fewest recomputing layers with which a split fits, between `few`, with which it does not, and all, with
+   which it does. Memory is almost linear between them. */
 static cf_result try_some(context_search *s, const context_way *few, const context_way *all, int64_t layers,
                           cf_error *error) {
     context_way low = *few, high = *all;
@@ -424,13 +424,13 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
         if (result == CF_OK && way.seconds > 0) result = try_some(s, &none, &way, layers, error);
     }
     if (way.seconds > 0 || result != CF_OK) return result;
-    way = *split; /* some layers with all their checkpoints on the device would need more than the last try */
+    way = *split; /* fewer recomputing layers, with checkpoints on the device, would need more than the last try */
     way.offload = CF_OFFLOAD_CHECKPOINTS;
     return try_way(s, &way, CF_RECOMPUTE_FULL, 0, error);
 }
 
-/* Tries a split with each ZeRO level that a search of chunks tries in such a one, in micro-batches of a sequence and
-   packed. */
+/* Tries a split with each ZeRO level that a search of chunks tries, with micro-batches of one sequence and packed
+   ones. */
 static cf_result try_zeros(context_search *s, context_way *way, cf_error *error) {
     int64_t asked = s->desc->parallel.zero, last;
     int searched = asked == 0, away = s->desc->memory.offload & CF_OFFLOAD_PARAMETERS;
@@ -445,7 +445,7 @@ static cf_result try_zeros(context_search *s, context_way *way, cf_error *error)
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
-/* Returns how many GPUs a layer's experts lie on, if that is not given: as many as possible, up to `most`. */
+/* Returns the number of GPUs for a layer's experts if it is not given: as many as possible, up to `most`. */
 static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t most) {
     cf_parallel parallel = *split;
     cf_parameters counted;
@@ -457,11 +457,11 @@ static int64_t most_experts(const context_search *s, const cf_parallel *split, i
     return parallel.ep;
 }
 
-/* Tries every way to divide `gpus` GPUs with at least two in a group; tensor parallelism is as given, or within a
+/* Tries every way to divide `gpus` GPUs with at least two in a group; tensor parallelism is as given, or stays within a
    node. */
 static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
-    const int64_t reach[] = {1, per_node, gpus}; /* GPUs that a layer's experts may lie on */
+    const int64_t reach[] = {1, per_node, gpus}; /* limits on the GPUs for a layer's experts */
     cf_parallel parallel = s->desc->parallel;
     context_way way;
     cf_result result = CF_OK;
@@ -592,7 +592,7 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
    One batch
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { MOST_SEQUENCES = 20000 }; /* sequences of a batch that is timed dozens of times more */
+enum { MOST_SEQUENCES = 20000 }; /* most sequences of a batch that is timed dozens more times */
 
 void baseline_context_words(const baseline_tuned *base, char *text, size_t size) {
     size_t n;
@@ -611,7 +611,7 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
     if (base->ranks > 1) snprintf(text + n, size - n, "; on the GPUs of all %lld ranks", (long long)base->ranks);
 }
 
-/* Finds the seconds of an iteration beside its passes, in the requested split. */
+/* Finds the seconds of an iteration besides its passes, in the requested split. */
 static cf_result find_step(const pipeline *p, double *step, cf_error *error) {
     int64_t n = p->n_stages * p->model.parallel.n_virtual;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)n * sizeof *stages);

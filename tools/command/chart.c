@@ -88,15 +88,15 @@ void chart_list(const cf_schedule *schedule, const chart_options *options) {
 typedef struct column {
     int64_t action; /* the action with most time in the column; -1: none */
     double most;    /* its time, in columns */
-    double busy;    /* time of all, in columns */
+    double busy;    /* time of all actions, in columns */
 } column;
 
 typedef struct canvas {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const int64_t *held; /* (n_actions) bytes; NULL: chunks are counted */
-    int64_t copies;      /* copies in a whole one: virtual stages, if each has its own */
-    int64_t limit;       /* limit in whole bytes; 0: none. Limits of chunks are in the schedule */
+    int64_t copies;      /* copies that make a whole stage's: the number of virtual stages, if each has its own */
+    int64_t limit;       /* limit in bytes of a whole stage; 0: none. Limits of chunks are in the schedule */
     column *columns;
     int64_t width;
     int colour;
@@ -192,8 +192,8 @@ double chart_step(double x) {
     return i < 3 ? power * steps[i] : power * 10;
 }
 
-/* Draws the time below the chart, with a mark about every dozen columns. It leaves out a number that would touch the
-   previous one or leave the chart. */
+/* Draws the time axis below the chart, with a mark about every dozen columns. It leaves out numbers that would touch
+   the previous one or leave the chart. */
 static void draw_axis(const canvas *c) {
     double makespan = c->timeline->makespan, step = chart_step(makespan * 12 / (double)c->width);
     int64_t at = -1, mark;
@@ -305,7 +305,7 @@ static const char *compact(double value) {
     return text;
 }
 
-/* Fills in the maximum held in each column; between two passes it is that of the earlier. */
+/* Fills in the maximum held in each column; between two passes it is that of the earlier one. */
 static void fill_heights(canvas *c, int64_t stage) {
     double makespan = c->timeline->makespan, width = (double)c->width;
     int64_t i, next, last = c->schedule->first[stage + 1];

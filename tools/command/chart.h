@@ -30,13 +30,13 @@ typedef struct chart_options {
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
 /* Draws a line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. A pass
-   begins with its letter, which also shows its colour; its chunk's number follows if there is room for all of it. Lower
-   case: any virtual stage but the stage's first. Transfers and copies, which run beside the passes, are left out.
+   begins with its letter, which also has its colour; its chunk's number follows if there is room for all of it. Lower
+   case: a virtual stage other than the stage's first. Transfers and copies, which run beside the passes, are left out.
 
-   Below, on the same axis, it draws how much each stage holds, in whole stages' worth: the maximum within a column,
-   after the stage's peak (of its limit, if it has one). Bars are block elements in a UTF-8 locale, '.' to '@'
-   elsewhere. Parts above the limit are red, or '!'. Bytes are counted if `pipe` knows any, else chunks; then `held`,
-   from held_make, may be NULL. Returns an exit code. */
+   Below, on the same axis, it draws how much each stage holds, converted to whole stages: the maximum within a column,
+   after the stage's peak (and its limit, if it has one). Bars are block elements in a UTF-8 locale, '.' to '@'
+   elsewhere. Parts above the limit are red, or '!'. Bytes are counted if `pipe` has any, else chunks; then `held`, from
+   held_make, may be NULL. Returns an exit code. */
 int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                const chart_options *options);
 

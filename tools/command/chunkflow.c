@@ -49,7 +49,7 @@ static void print_overview(FILE *to) {
 }
 
 /* Opens closed standard streams, in the wrong direction. Otherwise the next opened file would get the stream's number,
-   and the report would end up in that file. Using such a stream fails, and that is reported as for any file. */
+   and the report would end up in that file. Using such a stream then fails, and is reported like any file error. */
 static int take_standard_streams(void) {
     int fd;
     for (fd = 0; fd <= 2; fd++)

@@ -31,8 +31,8 @@ void cli_put(const char *text, FILE *to) {
     }
 }
 
-/* Prints a message, which may hold names of files and arguments. Beyond about 4,096 bytes, the longest path, it is
-   cut. */
+/* Prints a message, which may contain names of files and arguments. It is cut at about 4,096 bytes, the longest
+   path. */
 static void put_message(const char *format, va_list arguments) {
     char text[8192];
     vsnprintf(text, sizeof text, format, arguments);
@@ -198,7 +198,7 @@ static size_t count_digits(const char *text, size_t at, size_t n) {
     return i - at;
 }
 
-/* Checks the form first, because strtod accepts more than is allowed here (blanks, signs, hexadecimal, "inf"). */
+/* Checks the form first, because strtod also accepts blanks, signs, hexadecimal and "inf". */
 int cli_parse_real(const char *text, size_t n, double *out) {
     char copy[64];
     size_t digits = count_digits(text, 0, n), at = digits;
@@ -243,8 +243,8 @@ static int find_option(const cli_command *command, const char *text, size_t n) {
 }
 
 enum {
-    GUESS_BYTES = 40,   /* longer words are nobody's slip */
-    LEAST_BEGINNING = 4 /* from this many letters on, a name that begins with them is preferred to any other */
+    GUESS_BYTES = 40,   /* longer words are no misspelling */
+    LEAST_BEGINNING = 4 /* from this many letters on, a name that begins with the word is preferred to any other */
 };
 
 static int least_of(int a, int b, int c) {
@@ -315,7 +315,7 @@ int cli_refuse_name(const char *command, const char *option, const char *given, 
                      others ? ". Any other: " : "", others ? others : "");
 }
 
-/* Old names of options, from before 0.1.0. */
+/* Old names of options, from before version 0.1.0. */
 static const char *const renamed_options[][2] = {{"--gang", "--max-cp"}, {"--budget", "--max-tries"}};
 
 static int refuse_option(const cli_command *command, const char *text, size_t n) {
@@ -490,7 +490,7 @@ static int check_required(const cli_command *command, const char *given) {
     return CLI_OK;
 }
 
-/* Takes the next of names with | between them; returns the index of that option, or -1 if the command has none. */
+/* Takes the next of several names separated by |. Returns the index of that option, or -1 if the command has none. */
 static int next_option(const cli_command *command, const char **names) {
     size_t n = strcspn(*names, "|");
     int index = find_option(command, *names, n);
@@ -499,7 +499,7 @@ static int next_option(const cli_command *command, const char **names) {
     return index;
 }
 
-/* Refuses an option whose needs are not met; the message names the first two options that would do. */
+/* Refuses an option that needs another; the message names the first two that are enough. */
 static int check_need(const cli_command *command, const cli_option *option, const char *given) {
     const cli_option *wanted[2] = {NULL, NULL};
     const char *names = option->needs;

@@ -16,9 +16,9 @@
 /* Exit codes of the command. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1,       /* the work failed: no memory, a file cannot be written; check: the file breaks a rule */
+    CLI_FAILED = 1,       /* the work failed: no memory, a file cannot be written; `check`: the file breaks a rule */
     CLI_WRONG = 2,        /* the command line or the input is wrong; nothing was written */
-    CLI_INTERRUPTED = 130 /* Ctrl-C, the code that shells use */
+    CLI_INTERRUPTED = 130 /* Ctrl-C, with the code that shells use */
 };
 
 /* Meanings of the exit codes, for the help and the manual. The last entry has none. */
@@ -35,8 +35,8 @@ extern const cli_exit_code cli_exit_codes[];
 /* Maximum sequences in one list: 800 MB of lengths. The library allows more, but a count such as `5 99999999999` is far
    more likely a slip than a batch. */
 #define CLI_MAX_SEQUENCES 100000000
-#define CLI_COUNTED_SEQUENCES 10000000 /* maximum that counts may make of a short list, unless --max-sequences says
-                                          otherwise */
+#define CLI_COUNTED_SEQUENCES 10000000 /* maximum that counts may make of a short list, unless --max-sequences is
+                                          given */
 #ifndef CLI_MAX_LIST_BYTES /* bytes of a list of lengths; tests use fewer */
 #define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
 #endif
@@ -71,17 +71,18 @@ const char *cli_input_name(const char *path);
 /* Returns a file's name without its folders, for output that others may see. */
 const char *cli_base_name(const char *path);
 
-/* Returns one of 32 buffers in turn: a text in it lives until 32 more were asked for. */
+/* Returns one of 32 buffers in turn: its text is valid until 32 more have been requested. */
 enum { CLI_SCRATCH_BYTES = 64 };
 char *cli_scratch(void);
 
 /* 1234567 -> "1,234,567", in a cli_scratch. */
 const char *cli_commas(int64_t value);
 
-/* Adds commas to a number that is printed already, with or without decimals, in at most 40 bytes. */
+/* Adds commas to a printed number, with or without decimals, of at most 40 bytes. */
 const char *cli_grouped(const char *number);
 
-/* Returns a hint after an error in a number: how thousands are written, if the text tried to (8KB, 8.5K), else "". */
+/* Returns a hint to follow an error in a number: how thousands are written, if the text tried to write them (8KB,
+   8.5K), else "". */
 const char *cli_suffix_hint(const char *text);
 
 /* "1 chunk", "2,000 chunks". */
@@ -112,7 +113,7 @@ typedef enum cli_kind {
     CLI_NUMBER,     /* int64_t, min .. max */
     CLI_MILLIONTHS, /* int64_t, min .. max in millionths */
     CLI_REALS,      /* cli_reals: min .. max numbers with commas between them */
-    CLI_CHOICE,     /* int64_t: 1, 2, ... for the first, second, ... word of `value`; so count chunkflow.h's enums */
+    CLI_CHOICE,     /* int64_t: 1, 2, ... for the first, second, ... word of `value`, as chunkflow.h's enums count */
     CLI_TEXT        /* const char * into argv */
 } cli_kind;
 
@@ -128,12 +129,13 @@ typedef struct cli_option {
     const char *name;  /* with its dashes */
     const char *value; /* the value's name in the help: "N"; the words of a choice: "full|even|cost"; NULL for a flag */
     cli_kind kind;
-    size_t offset;     /* of the member in the command's options struct; its type follows from the kind */
+    size_t offset;     /* of the member in the command's options struct, whose type follows from the kind */
     int64_t min, max;
     int required;
     const char *help;  /* a line end starts a new, indented line */
     const char *alias; /* an alternative name, common elsewhere; or NULL */
-    const char *needs; /* names of options with | between them, without all of which this one has no effect; or NULL */
+    /* names of options, separated by |, at least one of which must be given for this one to have an effect; or NULL */
+    const char *needs;
 } cli_option;
 
 typedef struct cli_command {
@@ -142,22 +144,22 @@ typedef struct cli_command {
     int min_operands;
     int max_operands;          /* -1: no limit */
     const char *summary;       /* one line, no full stop */
-    const char *details;       /* paragraphs below the options, or NULL */
+    const char *details;       /* paragraphs printed after the options, or NULL */
     const cli_option *options; /* ends with an entry without a name */
-    const void *defaults;      /* the options struct to start from */
+    const void *defaults;      /* initial values of the options struct */
     size_t options_size;
     int (*run)(const void *options, char **operands, int n_operands); /* returns an exit code */
 } cli_command;
 
 /* Parses the arguments after the command's name. Options and operands may be mixed; "--" ends the options;
    "--name=value" and "--name value" mean the same. If an option is given twice, the last one counts. Returns 1 to
-   continue, with the operands moved to the front of argv and counted in *n_operands, or 0 to leave with *code. */
+   continue, with the operands moved to the front of argv and counted in *n_operands, or 0 to exit with *code. */
 int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code);
 
 void cli_print_help(const cli_command *command, FILE *to);
 
-/* Makes "; did you mean --stages?" to follow an unknown word, or "" if no wanted word is near. Start with {word}, offer
-   it each wanted word, and take the text, which is in a cli_scratch. */
+/* Makes a text such as "; did you mean --stages?" to follow an unknown word, or "" if no valid word is similar. Start
+   with {word}, offer it each valid word, and take the text, which is in a cli_scratch. */
 typedef struct cli_guess {
     const char *word, *nearest;
     int distance; /* twice the number of different letters, plus 1 if the lengths differ */
@@ -166,16 +168,16 @@ typedef struct cli_guess {
 void cli_guess_offer(cli_guess *guess, const char *name);
 const char *cli_guess_text(const cli_guess *guess);
 
-/* Makes that text for a word that is none of `names`, which end with NULL. */
+/* Makes that text for a word that is not among `names`, which end with NULL. */
 const char *cli_guess_among(const char *word, const char *const *names);
 
-/* Refuses a name that was given to an option, and lists the valid names. word: the part of it to compare; others: what
-   else may be given, or NULL. Returns an exit code. */
+/* Refuses a name given to an option, and lists the valid names. word: the part of it to compare; others: other valid
+   values, or NULL. Returns an exit code. */
 int cli_refuse_name(const char *command, const char *option, const char *given, const char *word,
                     const char *const *names, const char *others);
 
-/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. Free *out; it
-   is untouched on failure, which the message explains. Returns an exit code. */
+/* Reads "N,N,..." from an option of the kind CLI_TEXT: each min .. max, in cli_parse_number's form. Free *out; it is
+   untouched on failure, which the message explains. Returns an exit code. */
 int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
                      int64_t *n);
 
@@ -194,11 +196,11 @@ void *cli_grow(void *array, size_t *capacity, size_t size);
 /* Opens a file for reading, "-" as standard input. Returns an exit code, after a message unless it is CLI_OK. */
 int cli_input_open(const char *path, FILE **stream);
 
-/* Prints why reading failed, by errno. Returns CLI_FAILED if there is no memory, else CLI_WRONG. */
+/* Prints the reason why reading failed, from errno. Returns CLI_FAILED if memory ran out, else CLI_WRONG. */
 int cli_cannot_read(const char *path);
 
-/* Closes an input, unless it is standard input. If code is CLI_OK but reading had failed, prints so. Returns an exit
-   code. */
+/* Closes an input, unless it is standard input. If code is CLI_OK but reading has failed, prints the error. Returns an
+   exit code. */
 int cli_input_close(FILE *stream, const char *path, int code);
 
 /* Reads a whole file, or standard input for "-". Free *text, which ends with a zero byte. A file of more than max_bytes
@@ -206,8 +208,8 @@ int cli_input_close(FILE *stream, const char *path, int code);
 int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
 
 /* Calls `take` with each line of a file, without its end and comment, and with its number from 1, as long as `take`
-   returns CLI_OK. Refuses lines of 256 bytes and more, and more than a million lines, as from a device without an end.
-   Returns an exit code. */
+   returns CLI_OK. Refuses lines of 256 bytes and more, and more than a million lines, which an endless device would
+   give. Returns an exit code. */
 typedef int (*cli_take_line)(void *user, const char *path, int64_t number, const char *line);
 int cli_lines_read(const char *path, cli_take_line take, void *user);
 
@@ -246,8 +248,8 @@ typedef struct cli_list {
    counts. Returns an exit code; on failure *list is untouched and the message names the file and the place. */
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 
-/* Reads a list in which each sequence of a count will take memory. asked: --max-sequences, for counts and trees; 0: the
-   default. */
+/* Reads a list for a command whose memory grows with each sequence, including those of counts. asked: --max-sequences,
+   for counts and trees; 0: the default. */
 int cli_list_read_counted(const char *path, int64_t asked, cli_list *list);
 
 #define CLI_MAX_SEQUENCES_OPTION(type, member)                                                                     \
@@ -259,7 +261,7 @@ void cli_list_free(cli_list *list);
    array of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
 
-/* Expands a list to one length per sequence, and what each sequence shares (NULL if none shares). Free both in any
+/* Expands a list to one length per sequence, and the prefix that each shares (NULL if none shares). Free both in any
    case. Returns an exit code. */
 int cli_list_expand(const cli_list *list, int64_t **lengths, cf_shared_prefix **shares);
 
@@ -277,26 +279,26 @@ int cli_error(const cf_error *error, const cli_list *list);
    Output files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A file that appears whole or not at all: it is written under a temporary name in the same folder, forced to the disk
-   and renamed at the end. If INT, TERM, HUP or QUIT ends the program, the temporary file is removed; one left behind by
-   a kill is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
+/* A file that appears whole or not at all: it is written under a temporary name in the same folder, synced to disk and
+   renamed at the end. If INT, TERM, HUP or QUIT ends the program, the temporary file is removed; the next run takes
+   over one left by a kill. Pipes and devices are written directly. Initialise with all zero. */
 typedef struct cli_output {
-    FILE *stream;     /* where to write; NULL: this output was not asked for */
+    FILE *stream;     /* the open stream; NULL: this output was not requested */
     const char *path; /* as the user wrote it; "-" is standard output */
-    char *target;     /* the name to rename to, symbolic links resolved; NULL: written directly */
+    char *target;     /* the final name, with symbolic links resolved; NULL: written directly */
     char *temporary;  /* its name until then */
     int lock;         /* a descriptor that tells other runs that the temporary file is in use */
     int error;        /* the first errno that cli_write met */
 } cli_output;
 
-/* Open an output; path NULL opens nothing. Return an exit code. cli_output_try checks, before long work, whether a file
-   could be opened, and leaves it as it is. */
+/* Open an output; path NULL opens nothing. Return an exit code. cli_output_try only checks, before long work, that the
+   file can be opened, and changes nothing. */
 int cli_output_try(const char *path);
 int cli_output_open(cli_output *output, const char *path);
 
-/* Ends standard output and n outputs together. With code CLI_OK: flushes and closes all of them, and only if that went
-   well renames the files into place. Otherwise, or if something fails, removes the temporary files. Returns code, or
-   CLI_FAILED after a message. */
+/* Ends standard output and n outputs together. With code CLI_OK it flushes and closes all of them, and renames the
+   files into place only if that succeeded. Otherwise it removes the temporary files. Returns code, or CLI_FAILED after
+   a message. */
 int cli_outputs_finish(cli_output *outputs, int n, int code);
 
 /* A cf_write_fn; user is the cli_output. cli_outputs_finish reports its errors. */
@@ -305,13 +307,13 @@ int cli_write(const char *text, size_t bytes, void *user);
 /* Returns the exit code for the result of a library function that wrote to an output, after a message. */
 int cli_written(cf_result result, const cf_error *error);
 
-/* Returns whether writing to standard output has failed, so that loops which print much can stop. cli_outputs_finish
-   reports the reason. */
+/* Returns whether writing to standard output has failed, so that long loops can stop. cli_outputs_finish reports the
+   reason. */
 int cli_stdout_failed(void);
 
 /* Makes INT, TERM, HUP and QUIT remove temporary files before they end the program; main calls it first. A signal that
-   was ignored when the program started stays ignored. cli_signals_restore does this for INT again after a handler of
-   your own. */
+   was ignored when the program started stays ignored. cli_signals_restore restores this for INT after a command's own
+   handler. */
 void cli_signals_catch(void);
 void cli_signals_restore(void);
 

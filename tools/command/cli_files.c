@@ -28,7 +28,7 @@ void *cli_grow(void *array, size_t *capacity, size_t size) {
    Input
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Prints what went wrong, by errno. Lack of memory is not the input's fault. */
+/* Prints the error in errno. Running out of memory is not the input's fault. */
 static int cannot(const char *what, const char *name) {
     int (*complain)(const char *, ...) = errno == ENOMEM ? cli_failed : cli_wrong;
     return complain("cannot %s %s: %s", what, name, strerror(errno));
@@ -57,14 +57,14 @@ int cli_input_close(FILE *stream, const char *path, int code) {
 typedef struct reader {
     FILE *stream;
     const char *path;
-    int64_t max_sequences, most_counted; /* maximum in all; maximum from counts and trees */
+    int64_t max_sequences, most_counted; /* limit of all sequences; limit of those from counts and trees */
     int64_t line;
     int64_t bytes; /* read so far; limit + 1: there were more */
     char *text; /* [MAX_LINE] */
     size_t length;
 } reader;
 
-/* Returns the next byte; EOF also at the limit, so that input without an end, such as a device, is refused
+/* Returns the next byte; EOF at the limit as well, so that an endless input, such as a device, is refused
    eventually. */
 static int next_byte(reader *in) {
     int c = getc_unlocked(in->stream);
@@ -164,7 +164,7 @@ static int append_entry(cli_list *list, size_t *capacity, const cli_entry *entry
        tree    = length "+" branch { "+" branch }
        branch  = length [count] | "(" tree ")" [count]
 
-   A tree with a count is read as often as that says, so what is read takes as long as what it makes. */
+   A tree with a count is read that many times, so reading takes as long as the list that results. */
 
 enum { MAX_DEPTH = 64 }; /* of parentheses */
 
@@ -181,7 +181,7 @@ typedef struct tree_reader {
 typedef struct tree_place {
     int64_t tokens; /* tokens from the root */
     int64_t leader; /* the first sequence through this place; -1: not read yet */
-    int is_mute;    /* 1: they are only looked at */
+    int is_mute;    /* 1: its sequences are only checked, not added */
 } tree_place;
 
 enum { TREE_FINE = 1, TREE_BAD = 0, TREE_MANY = -1, TREE_NO_MEMORY = -2, TREE_DEEP = -3 };
@@ -252,8 +252,8 @@ static int tree_group(tree_reader *r, tree_place *on) {
     return got;
 }
 
-/* Reads a length, and everything that continues from it. Its first sequence shares with earlier ones as far as `on`
-   goes. */
+/* Reads a length, and everything that continues it. Its first sequence shares with earlier ones the tokens up to
+   `on`. */
 static int tree_branches(tree_reader *r, tree_place *on) {
     tree_place inner = *on;
     int64_t tokens, count, n = r->list->n_sequences;
@@ -285,7 +285,8 @@ static int read_tree(reader *in, const char *text, size_t n, cli_list *list, siz
     tree_place root = {0, -1, 0};
     int got;
 
-    if (r.max_sequences > CLI_MAX_SEQUENCES) r.max_sequences = CLI_MAX_SEQUENCES; /* they are made one by one */
+    /* because their sequences are made one by one */
+    if (r.max_sequences > CLI_MAX_SEQUENCES) r.max_sequences = CLI_MAX_SEQUENCES;
     got = tree_next(&r) == '(' ? tree_group(&r, &root) : tree_branches(&r, &root);
     if (got == TREE_NO_MEMORY) return CLI_FAILED;
     if (got == TREE_FINE && tree_next(&r) != 0) got = TREE_BAD;
@@ -329,7 +330,7 @@ static int read_entries(reader *in, cli_list *list) {
 
 /* ---- Megatron's index files ----
 
-   Beside the tokens of a data set (.bin), Megatron-LM writes an index (.idx). All of its numbers are little-endian:
+   Megatron-LM writes an index (.idx) next to the tokens of a data set (.bin). All of its numbers are little-endian:
 
        9 bytes    INDEX_MAGIC
        8          the version, 1
@@ -340,8 +341,8 @@ static int read_entries(reader *in, cli_list *list) {
        D x 8      the first sequence of each document, and at the end S
        S          with several modalities: the modality of each sequence; else nothing
 
-   A document is trained as one piece; it is nearly always one sequence. A document without sequences has the same start
-   as the next document. */
+   A document is trained as one piece; it almost always has one sequence. A document without sequences has the same
+   start as the next document. */
 
 #define INDEX_MAGIC "MMIDIDX\0" /* and the zero byte after it */
 
@@ -375,7 +376,7 @@ static int take_number(reader *in, int n_bytes, uint64_t *out) {
     return i == n_bytes;
 }
 
-/* Returns a number capped at INT64_MAX; larger ones are invalid too. */
+/* Returns a number capped at INT64_MAX; larger ones are invalid in any case. */
 static int64_t capped(uint64_t number) { return number > INT64_MAX ? INT64_MAX : (int64_t)number; }
 
 static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entries) {
@@ -403,7 +404,7 @@ static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entrie
     return CLI_OK;
 }
 
-/* Reads one entry per sequence, whose line is its number from 1. Memory grows with what is read, not with the count
+/* Reads one entry per sequence, whose line is its number from 1. Memory grows with the entries read, not with the count
    that the file claims. */
 static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
     cli_entry entry = {0, 1, 0, 0, {0, 0}};
@@ -428,7 +429,7 @@ static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
     return code;
 }
 
-/* Adds up the sequences of each document; a document without sequences has no tokens. */
+/* Adds up the sequences of each document; one without sequences has no tokens. */
 static int read_index_documents(reader *in, uint64_t n_entries, const cli_list *sequences, cli_list *list) {
     const uint64_t n = (uint64_t)sequences->n_sequences;
     uint64_t at = 0, next, i;
@@ -560,7 +561,8 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
-/* Members whose options people know. value: 0 where the option is a flag or a word, whose number nobody wrote. */
+/* Members of structs with the options that set them. value: 0 if the option is a flag or a word, for which the user
+   wrote no number. */
 static const struct {
     const char *member, *option;
     int value;
@@ -575,8 +577,8 @@ static const struct {
     {"shape.placement", "--placement", 0}, {"shape.replay", "--replay", 0}, {"shape.outputs", "--outputs", 0},
     {"outputs", "--outputs", 0}};
 
-/* Returns the option for a name of `n` characters in a reason: a member's, with or without its record, that is no word
-   of English. NULL: none. */
+/* Returns the option for a name of `n` characters in a reason: a member's name, with or without its record, that is not
+   an English word. NULL: none. */
 static const char *option_of(const char *name, size_t n) {
     size_t i;
 
@@ -588,7 +590,7 @@ static const char *option_of(const char *name, size_t n) {
     return NULL;
 }
 
-/* Returns the library's sentence in the words of the command line: options for members, and no numbers of flags and
+/* Returns the library's sentence in terms of the command line: options instead of members, and no numbers for flags and
    words. */
 static const char *say_option(const cf_error *error) {
     static char text[sizeof error->text + 64];
@@ -724,14 +726,14 @@ static void catch_signal(int number) {
     memset(&handler, 0, sizeof handler);
     handler.sa_handler = remove_temporaries;
     handler.sa_flags = (int)SA_RESETHAND;
-    sigaddset(&handler.sa_mask, SIGALRM); /* otherwise progress would be written after the erased line */
+    sigaddset(&handler.sa_mask, SIGALRM); /* otherwise progress would be printed after the line was erased */
     if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &handler, NULL);
 }
 
 void cli_signals_catch(void) {
     size_t i;
     for (i = 0; i < N_ENDING; i++) catch_signal(ending_signals[i]);
-    signal(SIGXFSZ, SIG_IGN); /* writing beyond the limit on file sizes then fails, is reported, and the file is
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the file size limit then fails and is reported, and the file is
                                  removed */
 }
 
@@ -762,16 +764,15 @@ static void note_temporary(const char *from, const char *to) {
 /* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind.
 
    A run holds the lock until the file has its final name, so a locked file is in use. After taking the lock, the name
-   must still lead to the file; otherwise another run has given it its final name meanwhile. A file that has
-   a second name, or another owner, belongs to no run and stays as it is. Returns -1 with errno; EEXIST if the name
-   cannot be used. */
+   must still refer to the file; otherwise another run has renamed the file meanwhile. A file with a second link or
+   another owner belongs to no run and stays unchanged. Returns -1 with errno; EEXIST if the name cannot be used. */
 static int open_temporary(const char *name) {
     struct stat named, opened;
     int file = open(name, O_WRONLY | O_CREAT | O_EXCL, 0666), fresh = file >= 0;
 
     if (file < 0 && errno != EEXIST) return -1;
     if (!fresh) file = open(name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
-    /* Some file systems have no locks: there only a new name is free. */
+    /* Without locks in the file system, only a new name is certainly free. */
     if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
         lstat(name, &named) == 0 && fstat(file, &opened) == 0 && named.st_ino == opened.st_ino &&
         named.st_dev == opened.st_dev && S_ISREG(opened.st_mode) &&
@@ -788,8 +789,8 @@ static mode_t new_file_mode(void) {
     return 0666 & ~mask;
 }
 
-/* Opens target.chunkflow-tmp0, a name that users do not give, or the first free name after it. It gets the permissions
-   of the file that it will replace. */
+/* Opens target.chunkflow-tmp0, a name that users are unlikely to use, or the first free name after it. It gets the
+   permissions of the file that it will replace. */
 static int create_temporary(cli_output *output, const struct stat *existing) {
     mode_t mode = existing ? existing->st_mode & 0777 : new_file_mode();
     size_t bytes = strlen(output->target) + sizeof ".chunkflow-tmp99";
@@ -820,7 +821,7 @@ static int create_temporary(cli_output *output, const struct stat *existing) {
     return code;
 }
 
-/* Renames the file into place, or removes it; then others may use the temporary name. */
+/* Renames the file into place, or removes it; the temporary name is then free. */
 static int settle_temporary(cli_output *output, int code) {
     sigset_t before;
 
@@ -882,13 +883,13 @@ int cli_write(const char *text, size_t bytes, void *user) {
     return -1;
 }
 
-/* Reports errors of the library; a failing file is reported when it is closed. */
+/* Reports errors of the library; a write error is reported when the file is closed. */
 int cli_written(cf_result result, const cf_error *error) {
     return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : cli_error(error, NULL);
 }
 
-/* Flushes a stream and closes it, except standard output. to_disk: 1 for a file, which must survive if the machine
-   stops. error: an earlier errno, or 0. */
+/* Flushes a stream and closes it, except standard output. to_disk: 1 for a file that must survive a crash of the
+   machine. error: an earlier errno, or 0. */
 static int end_stream(FILE *stream, const char *path, int to_disk, int error) {
     int bad;
 
@@ -920,7 +921,8 @@ int cli_output_try(const char *path) {
     cli_output output = {0};
     int code;
 
-    if (path && stat(path, &existing) == 0 && !S_ISREG(existing.st_mode)) return CLI_OK; /* opening is an event there */
+    /* opening a pipe or a device has effects */
+    if (path && stat(path, &existing) == 0 && !S_ISREG(existing.st_mode)) return CLI_OK;
     code = cli_output_open(&output, path);
     if (code == CLI_OK && output.temporary) (void)cli_outputs_finish(&output, 1, CLI_FAILED);
     return code;

@@ -14,7 +14,7 @@
 typedef struct check_options {
     const char *plan;
     const char *lengths;
-    pipeline_options pipeline; /* limits, and costs for --time */
+    pipeline_options pipeline; /* limits, and the costs for --time */
     int64_t k;
     int64_t rank;
     int64_t replay;
@@ -88,7 +88,7 @@ static const cli_option options[] = {
     PIPELINE_COST_OPTIONS(check_options, pipeline),
     {.name = NULL}};
 
-/* A file that was read, and its contents. */
+/* An input file and its contents. */
 typedef struct source {
     const char *path;
     char *text;
@@ -168,7 +168,7 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
    Schedules
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Checks the times of a schedule. bytes: of a token; NULL: not given. */
+/* Checks the times of a schedule. bytes: per token; NULL: not given. */
 static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, double skew,
                        const cf_held_bytes *bytes) {
     char why[200];
@@ -178,7 +178,7 @@ static int check_times(const source *file, const cf_plan *plan, const saved_sche
     return holds ? CLI_OK : breaks(file, why);
 }
 
-/* Validates a schedule. saved: with its times; NULL: there are none, or they are ignored. */
+/* Validates a schedule. saved: with its times; NULL: it has none, or they are ignored. */
 static int validate_schedule(const check_options *asked, const pipeline *pipe, const source *file, const cf_plan *plan,
                              const cf_schedule *schedule, const saved_schedule *saved) {
     cf_validate_desc desc;
@@ -232,8 +232,8 @@ typedef struct timed {
     int unit_cost;
 } timed;
 
-/* Returns whether every pass takes exactly as long as its rows: then a file's times are token times. Measured seconds
-   cannot come that close. */
+/* Returns whether every pass takes exactly as long as its number of rows: the file's times are then token times.
+   Measured seconds are never that exact. */
 static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_timeline *timeline) {
     int64_t i;
 
@@ -326,7 +326,7 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
     return code;
 }
 
-/* Checks the schedule at a node of the file. rank: the rank that it must be of; -1: any. */
+/* Checks the schedule at a node of the file. rank: the rank to which it must belong; -1: any. */
 static int check_json_node(const check_options *asked, const source *file, const cf_plan *plan, uint32_t node,
                            int64_t rank) {
     saved_schedule saved;
@@ -352,8 +352,8 @@ static int has_cp_groups(const cf_plan *plan) {
     return 0;
 }
 
-/* Checks all schedules in the array together, in step; there is one per rank. Another number of schedules is reported
-   elsewhere. */
+/* Checks all schedules in the array together, in lockstep; there must be one per rank. A wrong number of schedules is
+   reported elsewhere. */
 static int check_together(const source *file, const cf_plan *plan, uint32_t array) {
     const json_document *document = &file->document;
     size_t n = (size_t)plan->n_ranks;
@@ -414,8 +414,8 @@ static int csv_error(const source *file, const cf_error *error) {
     }
 }
 
-/* Reports why a CSV file was refused. A file in which sends do not wait for their receivers reads like one that
-   deadlocks, so it checks that too. */
+/* Reports why a CSV file was refused. A file in which sends do not wait for their receivers looks like one that
+   deadlocks, so it checks for that as well. */
 static int csv_refused(const source *file, const cf_plan *plan, const schedule_csv_desc *desc, const cf_error *error) {
     schedule_csv_desc buffered = *desc;
     cf_schedule *schedule = NULL;
@@ -430,7 +430,7 @@ static int csv_refused(const source *file, const cf_plan *plan, const schedule_c
     return breaks(file, why);
 }
 
-/* Reads the file of microbatches. Free *chunks; it is NULL if the file was not asked for. */
+/* Reads the file of microbatches. Free *chunks; it is NULL if the file was not requested. */
 static int read_microbatches(const check_options *asked, const cf_plan *plan, int64_t rank, int32_t **chunks) {
     cf_error error;
     source file;
@@ -504,7 +504,7 @@ static int looks_like_json(const source *file) {
     return file->text[blanks] == '{';
 }
 
-/* Returns whether a file begins with a number alone, as no plan or schedule does. */
+/* Returns whether a file begins with a number alone, unlike any plan or schedule. */
 static int looks_like_lengths(const source *file) {
     const char *word = file->text + strspn(file->text, " \t\r\n");
     size_t n = strcspn(word, " \t\r\n,+#");

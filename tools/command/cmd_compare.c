@@ -50,22 +50,22 @@ enum { UNSPLIT = 1, PACKED };
 
 typedef struct row {
     pipeline_case what;
-    int unsplit;          /* the baseline: UNSPLIT or PACKED, else 0 */
+    int unsplit;          /* of the baseline: UNSPLIT or PACKED, else 0 */
     int at_paper;         /* 1: best, limited on every stage to the chunks that paper keeps there */
     cf_result result;
     char why[200];        /* where it failed */
-    int64_t rank;         /* this and the following members: only if it did not fail */
+    int64_t rank;         /* this and the following members are set only if it did not fail */
     int64_t n_virtual;
     cf_placement placement;
     double makespan, bubble_useful, bubble_busy, stream_seconds, bound;
     int64_t stream_waits;
     const char *strongest;
-    int64_t peak_live, peak_tokens, peak_state, peak_bytes; /* the most of all stages */
-    cf_recompute recompute; /* with a model, as what follows */
-    int offload;            /* what lies in host memory (cf_memory_desc.offload) */
+    int64_t peak_live, peak_tokens, peak_state, peak_bytes; /* the largest over all stages */
+    cf_recompute recompute; /* with a model, like the following members */
+    int offload;            /* parts in host memory (cf_memory_desc.offload) */
     int64_t memory, stage;  /* bytes of the fullest GPU */
     int too_large;          /* 1: more than it has */
-    int held_down;          /* 1: it was made again to fit */
+    int held_down;          /* 1: it was made again under limits, to fit */
     int replays;
     pipeline_speed speed;   /* of the row's own plan */
 } row;
@@ -78,9 +78,9 @@ typedef struct comparison {
     int64_t n_rows;
     baseline_tuned context; /* if context parallelism makes the baseline faster; otherwise its `best` is untried */
     baseline_tuned recipe;
-    double best; /* least makespan of rows that fit; 0: none */
-    row with[2]; /* for --max-cp: all ranks with the best row's schedule, without cp groups and with; makespan 0 without
-                    cp groups */
+    double best; /* shortest makespan of rows that fit; 0: none */
+    row with[2]; /* for --max-cp: all ranks with the best row's schedule, without cp groups and with them; makespan 0
+                    without cp groups */
     const row *paper;     /* its last row */
     int64_t *paper_peaks; /* (n_stages) chunks that paper keeps */
 } comparison;
@@ -115,7 +115,7 @@ static void measure(const comparison *t, const cf_plan *plan, const pipeline_run
     r->too_large = !pipeline_fits(&t->pipe, run);
 }
 
-/* Returns the options with the limits on chunks of a row. */
+/* Returns the options with a row's limits on chunks. */
 static pipeline pipe_of(const comparison *t, const row *r) {
     pipeline pipe = t->pipe;
 
@@ -162,7 +162,7 @@ static void fill_baseline(const comparison *t, row *r) {
     }
 }
 
-/* Rows that add_rows counts: the kinds, then best with split backwards, then best at paper's peaks. */
+/* Rows that add_rows counts: the kinds, then best with split backwards, then best with paper's peaks as limits. */
 enum { BEST_SPLIT = CF_SCHEDULE_COUNT, BEST_AT_PAPER, ROW_KINDS };
 
 static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
@@ -214,7 +214,7 @@ static const char *row_name(const row *r) {
     return cf_schedule_kind_name(r->what.kind);
 }
 
-/* Returns the shortest row that fits, of the baseline or of the chunks; NULL if there is none. */
+/* Returns the row with the shortest makespan that fits, of the baseline or of the chunks; NULL if there is none. */
 static const row *shortest(const comparison *t, int unsplit) {
     const row *found = NULL;
     int64_t i;
@@ -420,7 +420,7 @@ static const char *only_bound(const comparison *t) {
     return name;
 }
 
-/* Prints the rows. For people, columns that say nothing are left out: GiB have the state. */
+/* Prints the rows. Columns without information are hidden from people: GiB include the state. */
 static int print_rows(const comparison *t) {
     table to;
     int64_t i;
@@ -457,7 +457,7 @@ static void print_held(const comparison *t, const row *r) {
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
 }
 
-/* Prints the best row of chunks, which begins the summary. */
+/* Prints the best row of chunks, the summary's first line. */
 static void print_chunks(const comparison *t, const row *ours) {
     printf("chunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
            cf_replay_name(ours->what.replay));

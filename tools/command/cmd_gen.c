@@ -9,7 +9,7 @@
 typedef struct gen_options {
     int64_t n;
     int64_t seed;
-    int64_t min; /* -1 in these four: not given */
+    int64_t min; /* -1 in these four members: not given */
     int64_t max;
     int64_t median;
     int64_t sigma;
@@ -53,8 +53,7 @@ static void accumulate_counts(cli_list *histogram) {
     }
 }
 
-/* Draws a number below the sum of counts, and returns the length of the first entry whose accumulated count is above
-   it. */
+/* Draws a number below the sum of counts. Returns the length of the first entry whose accumulated count exceeds it. */
 static int64_t draw_from_histogram(draw_source *source, const cli_list *histogram) {
     int64_t ticket = (int64_t)draw_below(source, (uint64_t)histogram->n_sequences);
     size_t low = 0, high = histogram->n_entries - 1;

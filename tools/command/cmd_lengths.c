@@ -1,4 +1,4 @@
-/* cmd_lengths.c - chunkflow lengths: the sizes of documents as a list of lengths. */
+/* cmd_lengths.c - chunkflow lengths: turns the sizes of documents into a list of lengths. */
 
 #define _POSIX_C_SOURCE 200809L
 #include "table.h"
@@ -65,7 +65,7 @@ static int add_document(walk *w, int64_t length) {
     return CLI_OK;
 }
 
-/* Appends a name to an array, which then owns `name`, even on failure. */
+/* Appends a name to an array, which takes ownership of `name`, even on failure. */
 static int add_name(char ***names, size_t *n, size_t *capacity, char *name) {
     if (!name) return cli_failed("out of memory");
     if (*n == *capacity) {
@@ -134,7 +134,7 @@ static int count_file(walk *w, const char *path, const struct stat *status) {
 
     if (w->asked->unit == TOKENS) return count_list(w, path);
 
-    /* A regular file's bytes need no reading. */
+    /* The size of a regular file needs no reading. */
     if (status && S_ISREG(status->st_mode) && w->asked->unit == BYTES && !w->asked->lines)
         return add_document(w, (int64_t)status->st_size);
     code = cli_input_open(path, &stream);
@@ -160,8 +160,8 @@ static char *join(const char *directory, const char *name) {
     return path;
 }
 
-/* Lists the paths of a directory's entries, sorted by their bytes, because the order of a directory itself differs
-between machines. */
+/* Lists the paths of a directory's entries, sorted by their bytes, because a directory's own order differs between
+   machines. */
 static int list_directory(const walk *w, const char *path, char ***entries, size_t *n) {
     size_t capacity = 0;
     int code = CLI_OK;
@@ -190,8 +190,8 @@ static int visit_directory(walk *w, const char *path) {
     return code;
 }
 
-/* Visits a path. inside: 1 if it was found in a directory. Then only files and directories count: symbolic links could
-   lead round in a circle, and a pipe could block. */
+/* Visits a path. inside: 1 if it was found in a directory. Then only files and directories count, because symbolic
+   links could form a cycle, and a pipe could block. */
 static int visit(walk *w, const char *path, int inside) {
     struct stat status;
     int standard_input = !inside && strcmp(path, "-") == 0;

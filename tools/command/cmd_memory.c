@@ -54,7 +54,7 @@ static const cli_option options[] = {
    What is held
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* State of the longest sequence, or of the path of a tree that takes most. */
+/* State of the longest sequence, or of a tree's path with the most bytes. */
 typedef struct memory_path {
     int64_t context;  /* tokens from the root to its end */
     int64_t chunks;   /* that they lie in */
@@ -71,7 +71,7 @@ static memory_path path_of_context(const memory_options *asked) {
     return path;
 }
 
-/* Returns the path of a list's plan that takes most. In a tree, leaves add nothing to the state that they see, and
+/* Returns the path of a list's plan with the most bytes. In a tree, leaves add nothing to the state that they see, and
    share their path. */
 static memory_path path_of_plan(const cf_plan *plan) {
     memory_path path = {0, 0, 0, 0};
@@ -91,7 +91,7 @@ static memory_path path_of_plan(const cf_plan *plan) {
 }
 
 /* Guesses a load without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight; a
-   path of more than K chunks keeps K. Both at once need the larger number. */
+   path of more than K chunks keeps K. The load has the larger number. */
 static cf_memory_load guess_load(const memory_options *asked, const memory_path *path, int64_t depth) {
     int64_t context = path->context, c = asked->chunk_size, kept = asked->k < path->chunks ? asked->k : path->chunks;
     cf_memory_load load;
@@ -130,7 +130,7 @@ static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_
    Output
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MOST_COLUMNS 8 /* more stages than these: only the fullest one, first and last are shown */
+#define MOST_COLUMNS 8 /* with more stages than this, only the fullest one, first and last are shown */
 
 static int64_t fullest_stage(const cf_memory_report *reports, int64_t n) {
     int64_t s, fullest = 0;
@@ -238,7 +238,7 @@ static int print_token_bytes(const cf_memory_desc *desc) {
 
     puts("\nbytes a token");
     table_begin(&t, columns, (int)(sizeof columns / sizeof columns[0]), 0, 0);
-    t.hidden = desc->outputs ? 0 : 1u << 5; /* without outputs it is a boundary */
+    t.hidden = desc->outputs ? 0 : 1u << 5; /* without outputs these rows belong to a boundary */
     for (s = 0; s < n; s++) {
         cf_token_bytes bytes;
         if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
@@ -293,8 +293,8 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
 
 enum { MOST_PEAKS = 64 };
 
-/* A measured peak and its estimate: the part that no fit changes, and the part that fragmentation is a percentage
-   of. */
+/* A measured peak and its estimate: the part that no fit changes, and the part of which fragmentation is a
+   percentage. */
 typedef struct measured_peak {
     int64_t number[4]; /* chunk size, K, context, bytes */
     double fixed, moving;
@@ -325,7 +325,7 @@ static int take_peak(void *user, const char *path, int64_t at, const char *line)
     return CLI_OK;
 }
 
-/* Estimates what a peak has on the fullest stage. */
+/* Estimates a peak's two parts on the fullest stage. */
 static int weigh_peak(const memory_options *asked, const modelling *m, cf_memory_load *loads, cf_memory_report *reports,
                       measured_peak *peak) {
     memory_options of = *asked;
@@ -353,8 +353,8 @@ static int weigh_peak(const memory_options *asked, const modelling *m, cf_memory
     return CLI_OK;
 }
 
-/* Fits what the estimates miss by least squares: a constant, and whole percents of the moving part, neither below 0.
-   With one peak, or with equal moving parts, it fits the constant alone. */
+/* Fits the difference from the estimates by least squares: a constant, and whole percents of the moving part, neither
+   below 0. With one peak, or with equal moving parts, it fits only the constant. */
 static void fit_peaks(peak_list *list, double percent) {
     double x = 0, y = 0, xx = 0, xy = 0, n = list->n;
     int i;
@@ -400,7 +400,7 @@ static int print_peaks(const peak_list *list) {
     return i;
 }
 
-/* Puts the fit of the peaks into the terms. */
+/* Applies the fit of the peaks to the terms. */
 static int take_fit(memory_options *asked, const modelling *m, cf_memory_load *loads, cf_memory_report *reports) {
     peak_list list;
     int i, code;
@@ -435,7 +435,7 @@ static int print_all(const memory_options *asked, const packing *list, const mod
     return code == CLI_OK ? print_token_bytes(desc) : code;
 }
 
-/* Prints the report. list: packed, or without a plan if none is given. */
+/* Prints the report. list: packed, or without a plan if no list was given. */
 static int report(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
                   cf_memory_load *loads, cf_memory_report *reports) {
     memory_path path = list->plan ? path_of_plan(list->plan) : path_of_context(asked);

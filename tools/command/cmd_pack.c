@@ -42,7 +42,7 @@ static const cli_option options[] = {
    What came in
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Returns a share of all as a bar. */
+/* Returns a bar for a share of all. */
 static const char *bar(double share) {
     static const char marks[] = "####################";
     int n = (int)(share * 20 + 0.5);
@@ -130,8 +130,8 @@ static int print_input(packing *packed, int tsv) {
    What came out
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Prints a sequence too long for one rank. alone: its cost relative to the mean of the ranks. The others of the batch
-   cost ranks - alone, and would have to cost `alone` on each of the other ranks. */
+/* Prints a sequence that is too long for one rank. alone: its cost relative to the mean of the ranks. The other
+   sequences cost ranks - alone; for even ranks they would have to cost `alone` on each of the other ranks. */
 static void print_long_sequence(const cf_chain *chain, double ranks, double alone) {
     int64_t enough = ranks / alone >= 1 ? (int64_t)(ranks / alone) : 1;
     double others = ranks - alone;
@@ -145,7 +145,7 @@ static void print_long_sequence(const cf_chain *chain, double ranks, double alon
     puts("                  or such sequences together in one batch.");
 }
 
-/* Prints the imbalance of the ranks, its cost, its cause and the remedy. */
+/* Prints the imbalance of the ranks, with its cost, cause and remedy. */
 static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
     double spread = stats->rank_imbalance, alone = stats->unit_imbalance, ranks = (double)plan->n_ranks;
     const cf_chain *longest = NULL;
@@ -194,7 +194,7 @@ static int print_columns(const cf_plan *plan) {
     return CLI_OK;
 }
 
-/* Prints how many sequences are spread over ranks; it counts the first part of each. */
+/* Prints the number of sequences spread over ranks; it counts the first share of each. */
 static void print_cp_groups(const cf_plan *plan) {
     int64_t i, n = 0, rows, widest = packing_cp_groups(plan, &rows);
 
@@ -298,7 +298,7 @@ static int print_all(const pack_options *asked, packing *packed) {
     return code;
 }
 
-/* Writes the requested files, then the tables, unless standard output has one of the files. */
+/* Writes the requested files, then the tables, unless one of the files goes to standard output. */
 static int write_all(const pack_options *asked, packing *packed) {
     cli_output outputs[2] = {{0}, {0}}; /* JSON, picture */
     cf_write_desc desc = {0};

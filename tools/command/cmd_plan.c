@@ -132,12 +132,12 @@ typedef struct planned {
     cf_plan *columns;     /* if all ranks have one list; or NULL */
     pipeline pipe;
     pipeline_run run;
-    int64_t *held; /* from held_make, if something needs it */
-    int64_t slowest; /* with --all-ranks: the rank that all wait for, once its schedule is written; -1: not known */
+    int64_t *held; /* from held_make, if an output needs it */
+    int64_t slowest; /* with --all-ranks: the slowest rank, once its schedule is written; -1: not known */
     double longest;  /* its makespan */
 } planned;
 
-/* The schedule of pipe->rank. */
+/* Makes the schedule of pipe->rank. */
 static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run) {
     const plan_options *asked = made->asked;
     pipeline_case what;
@@ -152,7 +152,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
     what.split_backward = asked->split_backward;
     what.forwards_first = asked->forwards_first;
     what.forward_only = asked->forward_only;
-    what.lower = asked->lower || (asked->torch && made->columns); /* a rank's part cannot be lowered any more */
+    what.lower = asked->lower || (asked->torch && made->columns); /* one rank's part can no longer be lowered */
     return pipeline_run_make(pipe, made->packed.plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
@@ -296,7 +296,7 @@ static void print_counts(const cf_schedule *schedule) {
     putchar('\n');
 }
 
-/* Prints the limits of stages in shares of n_virtual; equal ones once. Returns whether there are any. */
+/* Prints the limits of stages in units of n_virtual; if all are equal, only once. Returns whether there are any. */
 static int print_limit(const char *name, const char *what, const int64_t *limits, int64_t n_stages, int64_t n_virtual) {
     int64_t n = 1, i;
 
@@ -392,7 +392,7 @@ static double stage_busy(const planned *made, int64_t stage) {
     return timeline->makespan > 0 ? busy / timeline->makespan : 1;
 }
 
-/* Columns of what a stage holds: people see whole stages' worth, files have the copies of every virtual stage. */
+/* Columns for what a stage holds: people see whole stages, files the copies of all virtual stages. */
 static const table_column stage_columns[] = {
     {.heading = "stage", .name = "stage"},
     {.heading = "idle %", .name = "idle", .decimals = 2, .scale = 100},
@@ -406,7 +406,7 @@ static const table_column stage_columns[] = {
     {.heading = "GiB", .name = "memory_bytes", .decimals = 2, .scale = 1 / 1073741824.0}};
 enum { STAGE_BYTES = 8, STAGE_GIB, STAGE_COLUMNS };
 
-/* Adds a limit on each of n_virtual virtual stages: n_virtual times as many copies on their stage. */
+/* Adds a limit on each of n_virtual virtual stages: their stage may hold n_virtual times as many copies. */
 static void add_limit(table *t, const int64_t *limits, int64_t stage, int64_t n_virtual) {
     add_integer_or_none(t, limits && limits[stage] > 0 ? pipeline_scaled(limits[stage], n_virtual) : -1);
 }
@@ -430,7 +430,7 @@ static void add_stage(table *t, const planned *made, const cf_steps *steps) {
 
 static int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The most of any stage. */
+/* The largest over all stages. */
 typedef struct peaks {
     int64_t slots, tokens, states, state_tokens, bytes;
 } peaks;
@@ -533,7 +533,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* Checks that readers of the file will know which chunk a microbatch is. */
+/* Checks that readers of the file can tell which chunk a microbatch is. */
 static cf_result check_numbering(const planned *made, cf_error *error) {
     const cf_plan *plan = made->packed.plan;
     int64_t first = made->run.schedule->shape.rank * plan->chunks_per_rank, m = 0;
@@ -552,8 +552,8 @@ static cf_result check_numbering(const planned *made, cf_error *error) {
     return CF_ERROR_ARGUMENT;
 }
 
-/* Parses MAJOR.MINOR and any rest after a point or a plus. Returns 0 if it is no version. *known is 0 for versions
-   before and after those whose files we have read; they are treated like their neighbour. */
+/* Parses MAJOR.MINOR and any rest after a point or a plus. Returns 0 if it is not a version. *known is 0 for versions
+   outside those whose files we have read; they are treated like the nearest known one. */
 static int take_torch(const char *text, schedule_csv_torch *out, int *known) {
     size_t major = strspn(text, "0123456789"), minor = text[major] == '.' ? strspn(text + major + 1, "0123456789") : 0;
     char end = text[major + (minor > 0) + minor];
@@ -599,7 +599,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* Writes the schedules of all ranks, each as if it were written alone, and notes the slowest. */
+/* Writes the schedules of all ranks, each as if alone, and remembers the slowest. */
 static int write_schedules(planned *made, cli_output *to) {
     pipeline pipe = made->pipe;
     int64_t n_ranks = made->packed.plan->n_ranks;
@@ -713,7 +713,7 @@ static int order_microbatches(planned *made) {
     return cli_error(&error, NULL);
 }
 
-/* Counts the bytes that stages hold over time. That takes a while, so only if they are shown. */
+/* Counts the bytes that stages hold over time, only if they are shown, because that takes a while. */
 static int make_held(planned *made) {
     const plan_options *asked = made->asked;
     int in_chart = !asked->summary && !asked->tsv && held_unit_of(&made->pipe) != HELD_TOKENS;

@@ -209,7 +209,8 @@ static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *f
 static int fit_error(const sample_list *list, const char *path, const cf_error *error) {
     int about_pass = error->item >= 0 && error->item < CF_COMPUTE_PASS_COUNT;
 
-    /* samples as read have known passes and no negative numbers, so in one sample only its seconds can be at fault */
+    /* samples read from a file have known passes and no negative numbers, so only a single sample's seconds can be at
+       fault */
     if (error->code == CF_ERROR_ARGUMENT && error->item >= 0 && strcmp(error->field, "samples.seconds") == 0)
         return cli_at_line(cli_input_name(path), list->lines[error->item], "%s", error->text);
     return cli_wrong("%s: %s%s%s", cli_input_name(path), about_pass ? cf_pass_name((cf_pass)error->item) : "",
@@ -251,7 +252,7 @@ static const table_column cost_columns[] = {
     {.heading = "last chunk ms", .name = "last_chunk_s", .decimals = 3, .scale = 1e3}};
 enum { COST_LAST = 7, COST_COLUMNS };
 
-/* Adds the cost of a pass. People see a stage's number once. */
+/* Adds the cost of a pass. People see a stage's number only once. */
 static void add_cost(table *t, int64_t stage, int pass, const cf_pass_cost *p, const time_options *asked) {
     int64_t c = asked->chunk_size, prefix = asked->context > c ? asked->context - c : 0;
     char text[24] = "";
@@ -267,7 +268,7 @@ static void add_cost(table *t, int64_t stage, int pass, const cf_pass_cost *p, c
     table_real(t, cf_cost_seconds(p, c, cf_slice_pairs(prefix, c)));
 }
 
-/* Prints the costs. People see up to four stages; of more, the first two and the last. */
+/* Prints the costs. People see up to four stages; if there are more, the first two and the last. */
 static int print_costs(const time_options *asked, const cf_timing *timing, int64_t n) {
     table t;
     int64_t s;

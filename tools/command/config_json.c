@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_BYTES ((size_t)16 << 20) /* such a file has a few kilobytes */
+#define MAX_BYTES ((size_t)16 << 20) /* such files have a few kilobytes */
 
-/* Facts that a type of model adds to its file. */
+/* Facts about a type of model that are not in its file. */
 typedef struct model_type {
     const char *name;
     int qkv_bias;       /* 1: always; 2: if attention_bias says so, and never on the output; 3: unless qkv_bias is
@@ -19,16 +19,16 @@ typedef struct model_type {
                            use_qk_norm is false */
     int windowed;       /* 1: sliding_window counts unless use_sliding_window is false; 0: only if it is true */
     int experts;        /* 1: required, of their own width; 2: required, of intermediate_size; 3: optional */
-    int shared;         /* experts that every token goes to. 1: n_shared_experts of them; 2: always one */
+    int shared;         /* experts that every token uses. 1: n_shared_experts of them; 2: always one */
     int latent;         /* there must be latents */
     int gate;           /* 1: attention's output is gated unless attn_output_gate is false */
     int shared_gate;
-    int sinks;          /* 1: in all layers; 2: in windows only, which have heads of other sizes than the rest */
+    int sinks;          /* 1: in all layers; 2: only in windows, whose heads differ in size from the others */
     int mlp_bias;       /* 1: always; 2: if mlp_bias says so */
     cf_mixer linear;    /* what linear_attention is */
     int norms;
-    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says;
-                           3: as that object says if the whole file does not; otherwise the member of the whole file
+    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says; 3:
+                           as that object says if the whole file does not; otherwise the member of the whole file
                            decides */
     int dense;          /* if the file does not say: number of first layers without experts */
     int every;          /* if the file does not say: one of this many layers, the last, has full attention */
@@ -106,7 +106,7 @@ typedef struct config_object {
     int64_t linear_width[2]; /* KDA's heads, and the width of each */
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts, other;
     int use_window, attention_bias, out_bias, qkv_bias, mlp_bias, gate, use_qk_norm, all_bias, tail_bias;
-    int no_ffn; /* 1: the file does not say how wide an MLP is */
+    int no_ffn; /* 1: the file does not give an MLP's width */
 } config_object;
 
 #define MEMBER(key, kind, member) \
@@ -249,13 +249,13 @@ static int64_t first_of(const int64_t *values, int n) {
     return sum;
 }
 
-/* Multiplies numbers of which none is negative. What does not fit becomes the largest, which no model may have. */
+/* Multiplies non-negative numbers. An overflow becomes the largest number, which no model may have. */
 static int64_t product(int64_t a, int64_t b) {
     return b > 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 
-/* Sets the heads of MiMo-V2-Flash. Windows have twice the heads of K and V if the file does not say how many.
-   sliding_window_size does not count the row itself. */
+/* Sets the heads of MiMo-V2-Flash. Windows have twice the heads of K and V if the file does not give the number.
+   sliding_window_size does not include the row itself. */
 static void set_heads(const config_object *c, cf_layer *kind) {
     kind->value_dim = c->value_dim;
     if (kind->mixer != CF_MIXER_WINDOW) return;
@@ -409,10 +409,10 @@ static int mark_ones(const reading *r, uint32_t array, const char *name, char *m
     return code;
 }
 
-/* Says which layers have experts. */
+/* Marks the layers that have experts. */
 static int choose_experts(const reading *r, layer_choice *choices) {
     const config_object *c = &r->c;
-    const int words = c->mlp_types && r->type->dense; /* for other types, Transformers does not read it either */
+    const int words = c->mlp_types && r->type->dense; /* Transformers does not read it for other types either */
     const int ones = c->frequency && r->document->nodes[c->frequency].kind == JSON_ARRAY;
     const int listed = words || ones || c->expert_layers;
     char sparse[CONFIG_MAX_LAYERS] = {0}, dense[CONFIG_MAX_LAYERS] = {0};
@@ -450,7 +450,7 @@ static int choose_layers(reading *r, layer_choice *choices) {
     return code;
 }
 
-/* Refuses a kind whose sizes are missing from the file, for which Transformers would take those of some model. */
+/* Refuses a kind whose sizes are missing from the file, for which Transformers would use those of some model. */
 static int check_kind(const reading *r, const cf_layer *kind, int experts) {
     int recurrent = kind->mixer >= CF_MIXER_DELTA && kind->mixer != CF_MIXER_NONE;
 
@@ -642,7 +642,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
     return CLI_OK;
 }
 
-/* Reports what the library refuses, in the file's own words. */
+/* Reports the library's refusal, in the file's own words. */
 static int refuse_model(const reading *r, const cf_error *error) {
     static const struct {
         const char *field, *name;
@@ -692,8 +692,8 @@ cf_model config_json_take_model(const config_json *config) {
     return model;
 }
 
-/* Removes Infinity and NaN, which Python writes and JSON does not have (time_step_limit of Nemotron-H). Outside strings
-   they become null, or a number that no size can be. */
+/* Removes Infinity and NaN, which Python writes and JSON lacks (time_step_limit of Nemotron-H). Outside strings they
+   become null, or a number that no size can be. */
 static void no_infinities(char *text) {
     static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
     int quoted = 0, k;

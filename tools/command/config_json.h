@@ -16,7 +16,7 @@ typedef struct config_json {
 } config_json;
 
 /* Reads the file at `path`; of a multimodal model, its text_config. It reads the types that config_json.c lists, and
-   refuses any other, which these formulas would count wrong. Prediction layers (num_nextn_predict_layers) are not
+   refuses any other, because these formulas would count it wrong. Prediction layers (num_nextn_predict_layers) are not
    counted, because transformers does not load them. Returns an exit code; on failure *out is untouched and the message
    names the file, the line and the member. */
 int config_json_read(const char *path, config_json *out);

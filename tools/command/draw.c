@@ -1,4 +1,4 @@
-/* draw.c - random sequence lengths by fixed-point arithmetic. "Qn" is a whole number that represents itself / 2^n. */
+/* draw.c - random sequence lengths by fixed-point arithmetic. "Qn" is an integer that represents itself / 2^n. */
 
 #include "draw.h"
 
@@ -14,7 +14,7 @@ static int floor_log2(uint64_t x) {
     return log;
 }
 
-/* Returns log2(x) as Q32, for x >= 1: the whole part is the position of the top bit; each squaring of the rest yields
+/* Returns log2(x) as Q32, for x >= 1. The whole part is the position of the top bit; each squaring of the rest yields
    one more bit. */
 static int64_t log2_q32(uint64_t x) {
     int top = floor_log2(x), i;
@@ -55,7 +55,7 @@ static int64_t exp2_q32(int64_t x) {
     return (int64_t)(whole <= 31 ? mantissa >> (31 - whole) : mantissa << (whole - 31));
 }
 
-/* Returns the square root of x, rounded down: one bit of the result per step, from the top. */
+/* Returns the square root of x, rounded down. Each step finds one bit of the result, from the top. */
 static uint64_t root_floor(uint64_t x) {
     uint64_t root = 0;
     uint64_t bit = (uint64_t)1 << 62;
@@ -83,7 +83,7 @@ uint64_t draw_bits(draw_source *source) {
 }
 
 uint64_t draw_below(draw_source *source, uint64_t n) {
-    uint64_t last = UINT64_MAX - UINT64_MAX % n; /* below the largest multiple of n, every remainder is equally
+    uint64_t last = UINT64_MAX - UINT64_MAX % n; /* below the largest multiple of n, all remainders are equally
                                                     likely */
     uint64_t bits;
 
@@ -143,5 +143,6 @@ int64_t draw_lognormal(draw_source *source, int64_t median, int64_t sigma_millio
     int64_t exponent = sigma_millionths * draw_normal_q24(source) / 1000000; /* Q24 */
     int64_t log = log2_q32((uint64_t)median) + exponent * log2_e_q30 / ((int64_t)1 << 22); /* Q54 to Q32 */
 
-    return (int64_t)(((uint64_t)exp2_q32(log + ((int64_t)1 << 32)) + 1) / 2); /* twice the value, for rounding */
+    /* twice the value, so that rounding is possible */
+    return (int64_t)(((uint64_t)exp2_q32(log + ((int64_t)1 << 32)) + 1) / 2);
 }

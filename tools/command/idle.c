@@ -1,9 +1,9 @@
-/* idle.c - why stages stand idle.
+/* idle.c - finds the causes of idle time.
 
-   For every pass it finds when the pass could have run: at the latest arrival of its inputs. It also finds when the
-   pass could have run if memory, transfers or state did not matter. The minimum of these times over the rest of a
-   stage's list says from which moment on some pass after a gap could have filled it. So each cause begins to hold at
-   one moment of a gap, and a gap has at most a handful of pieces. */
+   For every pass it finds when the pass could have run: at the latest arrival of its inputs. It also finds when it
+   could have run if memory, transfers or state did not matter. The minimum of these times over the rest of a stage's
+   list gives the moment from which some later pass could have filled a gap. So each cause begins to hold at one moment
+   of a gap, and a gap has at most a handful of pieces. */
 
 #include "idle.h"
 
@@ -20,9 +20,9 @@ const char *idle_cause_name(idle_cause cause) {
     return (unsigned)cause < IDLE_CAUSE_COUNT ? names[cause] : "?";
 }
 
-/* When a pass could have run. */
+/* The times at which a pass could have run. */
 typedef struct moments {
-    double ready;       /* with everything it needs, and a place among the K of its chain */
+    double ready;       /* with all its inputs, and a place among the K of its chain */
     double roomy;       /* if there were room for its activations; NEVER if it takes none */
     double instant;     /* if transfers took no time */
     double stateless;   /* if it did not need K and V of its chain, or their gradients */
@@ -33,13 +33,13 @@ typedef struct finder {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const cf_timing *timing;
-    cf_schedule_index *index; /* what each pass waits for */
+    cf_schedule_index *index; /* the passes that each pass waits for */
     int32_t *taker;          /* (n_actions) the pass on another virtual stage that takes a pass's result; -1: none */
     moments *own;            /* (n_actions) */
-    moments *behind;         /* (n_actions) the earliest of this pass and later ones on its stage */
-    double *takers;          /* (n_actions) the earliest `ready` of these passes that take room */
-    double *others;          /* (n_actions) the earliest `ready` of these passes that take no room */
-    double mean[CF_COMPUTE_PASS_COUNT]; /* seconds of a pass of that kind */
+    moments *behind;         /* (n_actions) the earliest times over this pass and later ones on its stage */
+    double *takers;          /* (n_actions) the earliest `ready` of those passes that take room */
+    double *others;          /* (n_actions) the earliest `ready` of those passes that take no room */
+    double mean[CF_COMPUTE_PASS_COUNT]; /* mean seconds of a pass of each kind */
     idle_report out;
     int64_t n_pieces;
 } finder;
@@ -60,8 +60,8 @@ static int64_t physical(const finder *f, int64_t v) {
    What a pass needs
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The passes that a pass waits for, beside its place in its stage's list. All but `slot` would be the same in any list;
-   `slot` follows from this one. -1: none. */
+/* The passes that a pass waits for, besides the previous one in its stage's list. All except `slot` are the same for
+   any list; `slot` depends on this one. -1: none. */
 typedef struct needs {
     int64_t from_stage; /* the neighbour's pass whose result it takes */
     int64_t state;      /* the pass of its chain on its own virtual stage */
@@ -98,8 +98,8 @@ static void note_takers(finder *f) {
    When results arrive
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Notes when a pass's result arrives. A stage sends its results in the order in which it makes them, with a queue for
-   each direction. */
+/* Computes when a pass's result arrives. A stage sends its results in the order in which it makes them, with a queue
+   for each direction. */
 static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     const cf_action *a = action_of(f, id);
     int64_t to = f->taker[id] >= 0 ? action_of(f, f->taker[id])->stage : -1;

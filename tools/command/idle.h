@@ -1,13 +1,13 @@
-/* idle.h - why stages stand idle: every idle moment of a timeline has one cause. Also what each pass waited for last,
-   and the critical path that follows. */
+/* idle.h - the causes of idle time: every idle moment of a timeline has one cause. Also the pass that each pass waited
+   for last, and the critical path that follows from this. */
 
 #ifndef CHUNKFLOW_IDLE_H
 #define CHUNKFLOW_IDLE_H
 
 #include "../../chunkflow.h"
 
-/* The causes, in order of precedence: a moment has the first cause that holds. "Could run" is about the passes that the
-   stage has still to run, with everything else as it was. */
+/* The causes, in order of precedence: a moment has the first cause that holds. "Could run" means any pass that the
+   stage has not run yet, if everything else stayed the same. */
 #define IDLE_CAUSES(X)                                                                                              \
     X(IDLE_WARM_UP, "warm-up")       /* the stage has run nothing yet */                                            \
     X(IDLE_DRAIN, "drain")           /* the stage has run everything */                                             \
@@ -35,7 +35,7 @@ typedef struct idle_piece {
 } idle_piece;
 
 typedef struct idle_stage {
-    double seconds[IDLE_CAUSE_COUNT]; /* together makespan - time of its passes */
+    double seconds[IDLE_CAUSE_COUNT]; /* their sum is makespan - time of the stage's passes */
 } idle_stage;
 
 /* All arrays lie in one block of memory. */
@@ -44,12 +44,12 @@ typedef struct idle_report {
     int64_t *first;      /* (n_stages + 1) stage s has the pieces first[s] .. first[s + 1), by time */
     idle_piece *pieces;
     idle_stage *stages;  /* (n_stages) */
-    double *sent;        /* (n_actions) when a pass's result begins to go to another stage; -1: it goes nowhere */
-    double *arrived;     /* (n_actions) when the result is there; the end of the pass if it stays on the stage */
-    int32_t *waited_for; /* (n_actions) the action that fixed an action's start: the previous pass on its stage, or a
-                            pass whose result came later than that; -1: none, or the action is no pass */
-    int32_t *path;       /* (n_path) the critical path: from the last pass to end back along waited_for, in order of
-                            time */
+    double *sent;        /* (n_actions) when a pass's result begins to go to another stage; -1: it stays */
+    double *arrived;     /* (n_actions) when the result arrives; the end of the pass if it stays on the stage */
+    int32_t *waited_for; /* (n_actions) the action that determined an action's start: the previous pass on its stage, or
+                            a pass whose result came later than that; -1: none, or the action is not a pass */
+    int32_t *path;       /* (n_path) the critical path in order of time: it follows waited_for back from the pass that
+                            ends last */
     int64_t n_path;
     void *memory;
 } idle_report;

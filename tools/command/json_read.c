@@ -26,7 +26,7 @@ int json_wrong(const json_document *document, uint32_t node, const char *format,
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    for (at = message; *at; at++) /* a name from the file could hold control characters for the terminal */
+    for (at = message; *at; at++) /* a name from the file could contain control characters for the terminal */
         if (*at < 32 || *at > 126) *at = '?';
     return cli_at_line(document->path, line_of(document->text, document->nodes[node].begin), "%s", message);
 }
@@ -209,7 +209,7 @@ static int parse_member_name(parser *p) {
     return CLI_OK;
 }
 
-/* An array or an object. */
+/* Parses an array or an object. */
 static int parse_list(parser *p, json_kind kind, char close) {
     uint32_t node;
     int code, more;
@@ -309,7 +309,7 @@ static size_t put_utf8(uint32_t code, char *out) {
     return n;
 }
 
-/* Writes the byte or escape at *at as one to four bytes, and moves *at after it. Returns the number of bytes. */
+/* Decodes the byte or escape at *at into one to four bytes, and moves *at past it. Returns the number of bytes. */
 static size_t decode(const char **at, char *out) {
     static const char pairs[] = "\"\"\\\\//b\bf\fn\nr\rt\t"; /* pairs: the letter after a backslash, and its meaning */
     const char *text = *at;
@@ -536,7 +536,7 @@ int json_refuse_others(const json_document *document, uint32_t node, const json_
    All members, also those that nobody reads
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A member's name, with the object that it is in. */
+/* A member's name, with the object to which it belongs. */
 typedef struct member_name {
     const char *text;
     uint32_t object, node;
@@ -563,7 +563,7 @@ static int check_number(const json_document *document, uint32_t node, const char
     return read_real(document, node, name, &real);
 }
 
-/* Lists the names of an object's members, copied to *text one after the other, and checks their numbers. */
+/* Lists the names of an object's members, copied to *text one after another, and checks their numbers. */
 static int check_object(const json_document *document, uint32_t object, member_name *names, size_t *n, char **text) {
     const json_node *nodes = document->nodes;
     uint32_t node;
@@ -610,7 +610,7 @@ static int check_members(const json_document *document, member_name *names, char
 
 int json_check(const json_document *document) {
     member_name *names = (member_name *)calloc(document->n_nodes, sizeof *names);
-    char *text = (char *)malloc((size_t)document->nodes[0].end + 1); /* a name has two quotes as well */
+    char *text = (char *)malloc((size_t)document->nodes[0].end + 1); /* a name also has two quotes */
     int code = names && text ? check_members(document, names, text) : cli_failed("out of memory");
 
     free(names);

@@ -13,7 +13,7 @@ typedef enum json_kind {
     JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT
 } json_kind;
 
-/* A value. The values inside it follow it: an array's one after the other, an object's as name, value, name, value. The
+/* A value. The values inside it follow it: an array's one after another, an object's as name, value, name, value. The
    first value inside is the next node; `next` skips everything inside. */
 typedef struct json_node {
     uint32_t kind;       /* a json_kind */
@@ -25,7 +25,7 @@ typedef struct json_document {
     const char *path; /* for messages */
     const char *text; /* the caller's, which must outlive the document; a zero byte ends it */
     char *own;        /* after json_file_read: the same text, which json_free frees; or NULL */
-    json_node *nodes; /* node 0 is the whole value */
+    json_node *nodes; /* node 0 is the outermost value */
     uint32_t n_nodes;
 } json_document;
 
@@ -37,14 +37,14 @@ void json_free(json_document *document);
 /* Reads and parses a whole file of at most max_bytes. */
 int json_file_read(const char *path, size_t max_bytes, json_document *out);
 
-/* Returns how many values are in an array, or members in an object. */
+/* Returns the number of values in an array, or of members in an object. */
 int64_t json_count(const json_document *document, uint32_t node);
 
 /* Reports an error in a node and returns CLI_WRONG. */
 int json_wrong(const json_document *document, uint32_t node, const char *format, ...) CLI_FORMAT(3, 4);
 
-/* Checks the members that json_read_object does not know, as it checks those that it knows: refuses a name that an
-   object has twice, and a number that does not fit into 63 bits or a double. It is for files that nobody should trust
+/* Checks the members that json_read_object does not know in the same way as those that it knows: refuses a name that an
+   object has twice, and a number that does not fit into 63 bits or a double. Use it for files that nobody should trust
    after such an error. Returns an exit code. */
 int json_check(const json_document *document);
 
@@ -55,7 +55,7 @@ void json_copy_text(const json_document *document, uint32_t node, char *out, siz
 typedef enum json_type {
     JSON_INT,      /* int64_t: a whole number without point or exponent */
     JSON_COUNT,    /* int64_t: like JSON_INT, above 0 */
-    JSON_EACH,     /* int64_t: like JSON_COUNT, or an array that has one such number again and again */
+    JSON_EACH,     /* int64_t: like JSON_COUNT, or an array that repeats one such number */
     JSON_INT32,    /* int32_t: like JSON_INT */
     JSON_REAL,     /* double: any finite number */
     JSON_BOOL,     /* int */
@@ -70,16 +70,17 @@ typedef struct json_field {
     const char *name;
     json_type type;
     size_t offset;            /* of the member in the struct that is filled */
-    int optional;             /* 1: may be missing; then it is left alone and its bit in *seen is 0 */
+    int optional;             /* 1: may be missing; the member is then unchanged and its bit in *seen is 0 */
     int nullable;             /* 1: null is the same as missing */
-    const char *(*word)(int64_t place); /* such as the library's names of an enum; "?" after the last one */
+    /* returns words, such as the library's names of an enum; "?" after the last one */
+    const char *(*word)(int64_t place);
 } json_field;
 
 #define JSON_MAX_FIELDS 64
 
 /* Fills a struct from an object by a table that ends with an entry without a name. Members that are not in the table
-   are skipped; one that comes twice is an error. seen: a bit for each entry of the table; NULL if not wanted. Returns
-   an exit code. */
+   are skipped; one that occurs twice is an error. seen: gets a bit for each entry of the table; may be NULL. Returns an
+   exit code. */
 int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out, uint64_t *seen);
 
 /* Refuses the members of an object that are not in a table. */

@@ -74,7 +74,7 @@ void json_bool_member(json_writer *w, const char *key, int value) {
     put(w, value ? "true" : "false");
 }
 
-/* Returns the bytes up to the end of a text, at most n. */
+/* Returns the number of bytes up to the end of a text, at most n. */
 static uint32_t length_to(const char *text, uint32_t n) {
     uint32_t i = 0;
     while (i < n && text[i]) i++;

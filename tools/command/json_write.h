@@ -8,7 +8,7 @@
 /* A writer, which places the commas itself. cli_outputs_finish reports its errors. */
 typedef struct json_writer {
     cli_output *to;
-    int inside; /* 1: the current object or array has a member already */
+    int inside; /* 1: the current object or array already has a member */
     int depth;  /* number of open objects and arrays */
 } json_writer;
 
@@ -21,11 +21,11 @@ void json_close(json_writer *w, char bracket);
 void json_integer_member(json_writer *w, const char *key, int64_t value);
 void json_number_member(json_writer *w, const char *key, double value);
 void json_bool_member(json_writer *w, const char *key, int value);
-/* Writes a text. Control characters are escaped, and so is '<', which could end a script around the text; bytes that
-   are not UTF-8 become ? */
+/* Writes a text. Control characters are escaped, and so is '<', which could end a script that contains the text; bytes
+   that are not UTF-8 become ? */
 void json_text_member(json_writer *w, const char *key, const char *value);
 
-/* Write a string from letters and digits, one by one. */
+/* Write a string one letter or digit at a time. */
 void json_string_open(json_writer *w, const char *key);
 void json_string_put(json_writer *w, char letter);
 void json_string_close(json_writer *w);

@@ -33,8 +33,8 @@ static void put_italic(const char *text, FILE *to) {
     fputs("\\fR", to);
 }
 
-/* Prints paragraphs, which the reader's terminal refills. An indented line stays as it is, and so does the line above
-   it, a heading. */
+/* Prints paragraphs, which the reader's terminal wraps. Indented lines stay unchanged, and so does the line above them,
+   a heading. */
 static void put_paragraphs(const char *text, FILE *to) {
     int as_is = 0;
 
@@ -140,9 +140,10 @@ void manual_write_page(const cli_command *const *commands, FILE *to) {
 /* ----------------------------------------------------------------------------------------------------------------
    Completion
 
-   Each shell asks in its own idiom which command is meant, which option of it, or which word of a choice or of the
-   operands; anything else is the name of a file.
-   ---------------------------------------------------------------------------------------------------------------- */
+   Each shell asks in its own way for the command, its options, and the words of a choice or of the operands; anything
+   else is the name of a file.
+   ----------------------------------------------------------------------------------------------------------------
+   */
 
 /* "a|b|c" as "a b c". */
 static void put_words(const char *choices, FILE *to) {

@@ -1,4 +1,5 @@
-/* manual.h - the command's manual page and shell completions, from the option tables that parse and print the help. */
+/* manual.h - the command's manual page and shell completions, from the option tables that the parser and the help
+   use. */
 
 #ifndef CHUNKFLOW_MANUAL_H
 #define CHUNKFLOW_MANUAL_H

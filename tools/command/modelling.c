@@ -48,8 +48,8 @@ static int ends_in(const char *text, size_t n, const char *end) {
     return 1;
 }
 
-/* Returns a model's own name: "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b. Organisation, letter case and those endings say
-   nothing of its sizes. */
+/* Returns a model's own name: "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b. Organisation, letter case and those endings do
+   not affect its sizes. */
 static const char *own_name(const char *name) {
     const char *slash = strrchr(name, '/'), *own = slash ? slash + 1 : name;
     size_t n = strlen(own);
@@ -59,7 +59,7 @@ static const char *own_name(const char *name) {
     for (i = 0; variants[i]; i++) {
         if (!ends_in(own, n, variants[i])) continue;
         n -= strlen(variants[i]);
-        i = -1; /* another one may precede it */
+        i = -1; /* another ending may precede it */
     }
     snprintf(text, CLI_SCRATCH_BYTES, "%.*s", n < CLI_SCRATCH_BYTES ? (int)n : 0, own);
     return text;
@@ -157,7 +157,7 @@ static const char *const gpu_names[] = {"a100-40g", "a100-80g", "h100-80g", "h20
                                         "rtx4090", "rtx5090", "rtx-pro-6000", NULL};
 
 typedef struct gpu_object {
-    uint32_t like, name; /* `name` is for the file's reader: the printed name is the file's */
+    uint32_t like, name; /* `name` is for the file's readers: the printed name is the file's */
     cf_gpu gpu;
 } gpu_object;
 
@@ -185,7 +185,8 @@ static int take_gpu(const json_document *document, const char *name, cf_gpu *out
             return json_wrong(document, object.like, "like: there is no GPU '%s'%s", text,
                               cli_guess_among(text, gpu_names));
         object.gpu = *like;
-        code = json_read_object(document, 0, gpu_fields, &object, NULL); /* its own members come last */
+        /* the file's own members override those of `like` */
+        code = json_read_object(document, 0, gpu_fields, &object, NULL);
     }
     object.gpu.name = name;
     if (code == CLI_OK) *out = object.gpu;

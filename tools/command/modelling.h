@@ -21,11 +21,11 @@ typedef struct modelling_options {
     const char *stage_layers;
 } modelling_options;
 
-/* Options that say nothing without a model: one of these gives one. */
+/* Options that have no effect without a model: one of these gives one. */
 #define NEEDS_MODEL .needs = "--model|--config|--layers|--hidden|--heads"
 
 /* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. The first
-   table describes a model, the second its split, without stages and ranks, for which a command with a plan has
+   table describes a model, the second its split, without stages and ranks, for which a command with a plan has its own
    options. */
 #define MODELLING_MODEL_OPTIONS(type, member)                                                                      \
     {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
@@ -122,8 +122,8 @@ typedef struct modelling {
    modelling_free. */
 int modelling_make(const char *command, const modelling_options *asked, modelling *out);
 
-/* Returns the ZeRO level that --zero asks for, as cf_tune_desc.parallel.zero has it with n_gpus: 0: none, it is searched;
-   -1: level 0. */
+/* Returns the ZeRO level of --zero in the form of cf_tune_desc.parallel.zero with n_gpus: 0: not given, so it is
+   searched; -1: level 0. */
 int64_t modelling_asked_zero(const modelling_options *asked);
 void modelling_free(modelling *m);
 
@@ -171,8 +171,8 @@ typedef struct gpu_options {
      .help = "of the GPU's memory that stay free, because formulas say too\n"                                      \
      "little rather than too much; default 9"}
 
-/* Finds a GPU by name, or reads a file with those members of cf_gpu that differ from the GPU that it is `like`. Returns
-   an exit code; out->name lives as long as `name`. */
+/* Finds a GPU by name, or reads a file with the members of cf_gpu that differ from the GPU named by `like`. Returns an
+   exit code; out->name lives as long as `name`. */
 int modelling_find_gpu(const char *command, const char *name, cf_gpu *out);
 
 /* Finds a GPU by name or file, and applies --launch. Returns an exit code. */
@@ -181,12 +181,12 @@ int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *ou
 /* Returns words to follow the launch time: which trainers should give --launch, or "" if it was given. */
 const char *modelling_launch_hint(const gpu_options *asked);
 
-/* Options of how memory is counted. */
+/* Options for counting memory. */
 typedef struct term_options {
     int64_t loss;
     int unfused, lora_experts;
-    int64_t outputs; /* of the choice gpu|host; 0: none are kept */
-    int64_t offload; /* of the choice optimizer|parameters */
+    int64_t outputs; /* index in the choice gpu|host; 0: none are kept */
+    int64_t offload; /* index in the choice optimizer|parameters */
     int offload_checkpoints;
     int64_t state_gradient, runtime, fragmentation, optimizer, lora;
 } term_options;
@@ -238,7 +238,7 @@ typedef struct term_options {
     {.name = "--offload-checkpoints", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, checkpoints),        \
      .help = "what --recompute full keeps lies in host memory"}
 
-/* Returns cf_memory_desc.offload of the two options. */
+/* Returns cf_memory_desc.offload for the two options. */
 int modelling_offload(int64_t offload, int checkpoints);
 
 #define STREAM_OPTION(type, member)                                                                                \
@@ -258,8 +258,8 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 /* Returns the bytes of a ring's row: a row of the layer with the most state, gradient included. */
 int64_t modelling_row_bytes(const cf_memory_desc *desc);
 
-/* Sets the window of a ring of at most `bytes` on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: no ring.
-   Takes model and split from *out, and fills in its other members. Returns an exit code. */
+/* Sets the window of a ring of at most `bytes` on each GPU, divided into CF_STATE_SLOTS blocks of whole rows; 0: no
+   ring. Takes model and split from *out, and fills in its other members. Returns an exit code. */
 int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ double modelling_gib(int64_t bytes);
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
-/* Returns " (ZeRO 1)" or the like; "" if there are no ranks between which anything is divided. */
+/* Returns words such as " (ZeRO 1)"; "" if there are no ranks to divide anything among. */
 const char *modelling_zero_words(const cf_parallel *p);
 
 /* FLOPs of training, forward and backward. Per token: six for each weight that multiplies a token. Per pair: twelve for
@@ -284,7 +284,7 @@ typedef struct modelling_flops {
 
 modelling_flops modelling_flops_of(const cf_model *model);
 
-/* Returns "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
+/* Returns "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory requires". */
 const char *modelling_recompute_words(cf_recompute recompute, int64_t layers);
 
 /* Returns ", checkpoints in host memory", or "". offload: cf_memory_desc.offload. */

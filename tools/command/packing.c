@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Announces the memory that packing may take, if it is a GiB or more: a count in a list is quickly written, and a long
-   list is not looked at. */
+/* Announces the memory that packing may take, if it is a GiB or more: a count makes a short list long, and nobody
+   checks a long list. */
 static void announce_memory(const packing *p, const cf_pack_desc *desc) {
     double gib = 1024.0 * 1024 * 1024, bytes = (p->shares ? 24.0 : 8.0) * (double)p->list.n_sequences;
     size_t working = 0;
@@ -21,12 +21,12 @@ static void announce_memory(const packing *p, const cf_pack_desc *desc) {
             cli_commas(p->list.n_sequences), bytes / gib);
 }
 
-/* Refuses to pack plans that no schedule can hold: it has a forward and a backward of each chunk of a rank. */
+/* Refuses plans that no schedule can hold: a schedule has at least a forward and a backward of each chunk of a rank. */
 static int check_chunks(const packing *p, const cf_pack_desc *desc) {
     double chunks = 0, longest = 0, ranks = desc->n_ranks > 1 ? (double)desc->n_ranks : 1;
     int64_t i;
 
-    for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* shared ones would have rows in common */
+    for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* with shared prefixes the sum would count rows twice */
         double own = (double)p->lengths[i] / (double)desc->chunk_size;
         if (own > longest && desc->max_cp < 2) longest = own;
         chunks += own / ranks;
@@ -165,7 +165,7 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
     if (chunk->chain < 0) return "standalone";
     if (!plan->order) return chunk->n_slices > 1 ? "hybrid" : "dependent";
     while (plan->slices[i].up >= chunk->first_slice) i = plan->slices[i].up;
-    if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* its own slices come first */
+    if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* its own chain's slice comes first */
     return chunk->state > 0 ? "dependent" : "leaf";
 }
 

@@ -44,7 +44,7 @@ typedef struct packing_options {
      .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"},                       \
     CLI_MAX_SEQUENCES_OPTION(type, member.max_sequences)
 
-/* Only for commands that also make schedules in step, or make none. */
+/* Only for commands that also make schedules in lockstep, or that make none. */
 #define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \
     {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(type, member.lockstep),                            \
      .help = "ranks run the same kinds of passes in the same order, as FSDP\n"                                     \
@@ -64,8 +64,8 @@ typedef struct packing {
     cf_plan *plan;
 } packing;
 
-/* Returns why unsplit sequences may be faster than chunks of this size on a pipeline of n_stages stages. chunks: of a
-   rank. */
+/* Returns why unsplit sequences may be faster than chunks of this size on a pipeline of n_stages stages. chunks: number
+   of a rank's chunks. */
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays);
 
 /* Reads the list at `path` and packs it. Returns an exit code; after CLI_OK call packing_free. */
@@ -85,15 +85,14 @@ void packing_print_input(const packing *p);
 enum { PACKING_BUCKETS = 50 };
 void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
 
-/* Returns the ranks of the widest cp group, or 0 if there is none. *rows: of the longest sequence that a group
+/* Returns the ranks of the widest cp group, or 0 if there is none. *rows: those of the longest sequence that a group
    shares. */
 int64_t packing_cp_groups(const cf_plan *plan, int64_t *rows);
 
-/* Returns "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they
-   share. */
+/* Returns "standalone", "dependent", "hybrid" or "idle"; "leaf" for rows of sequences beyond those that they share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
 
-/* Returns the chain whose colour a chunk has: its own or, in a tree, the root's; -1: none. */
+/* Returns the chain that gives a chunk its colour: its own or, in a tree, the root's; -1: none. */
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk);
 
 #endif /* CHUNKFLOW_PACKING_H */

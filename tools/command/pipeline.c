@@ -17,7 +17,7 @@ static int is_zero(const cli_reals *cost) {
 
 static int take_cost(const char *command, const char *option, const cli_reals *given, cf_pass_cost *out) {
     if (given->n == 0) return CLI_OK;
-    /* for the library a zero cost means "derive it" */
+    /* a zero cost would tell the library to derive it */
     if (is_zero(given)) return cli_usage(command, "%s: got 0,0,0, wanted a cost above 0", option);
     out->constant = given->value[0];
     out->per_token = given->value[1];
@@ -107,7 +107,7 @@ static int take_limits(const char *command, const pipeline_options *asked, pipel
 
 /* ---- costs from a file ---- */
 
-/* Members that `time --json` writes: of a pass, of a stage, and beside the stages. */
+/* Members that `time --json` writes: for a pass, for a stage, and for the whole. */
 static const json_field cost_fields[] = {
     {.name = "constant", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, constant)},
     {.name = "per_token", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, per_token)},
@@ -161,7 +161,7 @@ static int read_stage(const json_document *document, uint32_t node, cf_stage_cos
     return code;
 }
 
-/* Reads the costs of stages: one for all of them (a fit), or one for each. */
+/* Reads the costs of stages: one entry for all of them (a fit), or one for each. */
 static int read_stages(const json_document *document, const file_costs *file, pipeline *p) {
     char format[32];
     uint32_t node;
@@ -184,7 +184,7 @@ static int read_stages(const json_document *document, const file_costs *file, pi
     return code;
 }
 
-/* Refuses costs of another split or another recomputation, which would be taken for those of this one. */
+/* Refuses costs of another split or another recomputation, which would be mistaken for this one's. */
 static int check_costs(const json_document *document, const file_costs *file, const modelling_options *model) {
     int64_t tp = model->tp > 0 ? model->tp : 1;
     const char *recompute = cf_recompute_name(model->recompute > 0 ? (cf_recompute)model->recompute
@@ -232,7 +232,7 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
 
 static int take_model(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *p) {
     modelling_options model = asked->model;
-    int outputs = p->memory.outputs; /* asked for, or of costs in a file */
+    int outputs = p->memory.outputs; /* requested, or those of costs in a file */
     int code;
 
     if (asked->gpu.name && (asked->forward.n > 0 || asked->costs || asked->unit_cost))
@@ -314,14 +314,14 @@ static cf_result no_memory(cf_error *error) {
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
     cf_parallel parallel = p->model.parallel;
 
-    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are given for another number of stages */
+    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they were given for another number of stages */
     parallel.n_virtual = n_virtual;
     if (n_virtual == 1) parallel.placement = CF_PLACEMENT_DEFAULT;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
     return parallel;
 }
 
-/* Sets costs from --cost, --costs or the default: every virtual stage has its share of its stage. */
+/* Sets costs from --cost, --costs or the default, with equal shares for the virtual stages of a stage. */
 static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *out) {
     int64_t v;
 
@@ -337,7 +337,7 @@ static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *ou
     }
 }
 
-/* Returns what lies in host memory under a recomputation; only full recomputation has checkpoints. */
+/* Returns the parts in host memory under a recomputation; only full recomputation has checkpoints. */
 static int offload_of(const pipeline *p, cf_recompute recompute) {
     return recompute == CF_RECOMPUTE_FULL ? p->memory.offload : p->memory.offload & ~CF_OFFLOAD_CHECKPOINTS;
 }
@@ -444,7 +444,7 @@ int64_t pipeline_scaled(int64_t limit, int64_t n_virtual) {
     return limit > INT64_MAX / n_virtual ? INT64_MAX : limit * n_virtual;
 }
 
-/* Returns the limits scaled to virtual stages; NULL without memory for them. */
+/* Returns the limits scaled to virtual stages; NULL if memory runs out. */
 static int64_t *scale_limits(const pipeline *p, int64_t n_virtual) {
     int64_t *scaled = (int64_t *)malloc((size_t)p->n_stages * sizeof *scaled);
     int64_t s;
@@ -581,7 +581,7 @@ static void explain_limit(cf_error *error, int64_t n_virtual) {
 
 /* ---- within the memory of a GPU ---- */
 
-/* Makes the schedule once more under limits, as cf_tune does. If that fits, it replaces *run. */
+/* Makes the schedule again under limits, as cf_tune does. If that fits, it replaces *run. */
 static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
                            pipeline_run *run, cf_error *error) {
     cf_placement placement = desc.shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
@@ -606,7 +606,7 @@ static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipelin
     return result == CF_ERROR_INFEASIBLE ? CF_OK : result;
 }
 
-/* Returns whether a run must be held down, and may be. */
+/* Returns whether a run does not fit and may be made again under limits. */
 static int is_too_large(const pipeline *p, const pipeline_case *what, const pipeline_run *run) {
     int holds = run->schedule->kind == CF_SCHEDULE_BEST || p->asked->limit_bytes > 0;
     return holds && !what->unlimited && p->limit_bytes == 0 && !pipeline_fits(p, run);
@@ -673,7 +673,7 @@ static cf_result make_in_step(const pipeline *p, const cf_plan *plan, const pipe
     return result;
 }
 
-/* Keeps the slower of two runs, with the memory of the one that needs more, and frees the rest. */
+/* Keeps the slower of two runs, with the memory of the one that needs more, and frees the other. */
 static void keep_slower(pipeline_run *kept, pipeline_run *next) {
     pipeline_run other = *kept;
 

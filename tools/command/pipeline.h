@@ -135,8 +135,8 @@ typedef struct pipeline {
     cf_held_bytes bytes;
     int counts_bytes;
     int unit_cost;
-    cf_timing timing;         /* of whole stages; not used with estimates, whose costs depend on the case */
-    cf_stage_cost *stages;    /* from --costs, then also timing.stages; or NULL */
+    cf_timing timing;         /* for whole stages; not used with estimates, whose costs depend on the case */
+    cf_stage_cost *stages;    /* from --costs, which then also sets timing.stages; or NULL */
     double step_seconds;      /* from --costs: extra seconds of an iteration */
     int has_model, estimates; /* estimates: 1 if costs come from a model and a GPU */
     modelling model;
@@ -152,17 +152,18 @@ typedef struct pipeline {
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
 
-/* The first takes from *how, the options of packing, whether ranks run in step; with --max-cp it sets what cf_pack
-   needs to choose widths. The second takes from a plan what is gathered. Returns an exit code. */
+/* The first reads from *how, the packing options, whether ranks run in lockstep; with --max-cp it sets the costs that
+   cf_pack needs to choose widths. The second reads from a plan the rows to gather. Returns an exit code. */
 int pipeline_price_cp(pipeline *p, packing_options *how);
 
-/* With cp groups as in cf_tune: only schedules of paper are made on one stage, and backwards stay whole on several. */
+/* Returns whether, with cp groups on one stage, only schedules of `paper` are made, as in cf_tune. On several stages
+   backwards stay whole. */
 int pipeline_takes_paper(const pipeline *p);
 int pipeline_splits_backwards(const pipeline *p);
 void pipeline_take_cp(pipeline *p, const cf_plan *plan);
 
-/* Packs a file between these two. Refuses trees on ranks that must run in step. Returns an exit code; after CLI_OK call
-   packing_free. */
+/* Packs a file; call it between these two. Refuses trees on ranks that must run in lockstep. Returns an exit code;
+   after CLI_OK call packing_free. */
 int pipeline_pack(pipeline *p, packing_options *how, const char *path, packing *out);
 
 /* The costs of the passes of a case. */
@@ -171,8 +172,8 @@ typedef struct pipeline_costs {
     cf_stage_cost *stages; /* timing.stages, or NULL */
 } pipeline_costs;
 
-/* Makes the costs of n_virtual virtual stages per stage, for chunks of chunk_size. recompute: 0 for what the options
-   say. Free them with pipeline_costs_free; on failure *out is untouched. */
+/* Makes the costs of n_virtual virtual stages per stage, for chunks of chunk_size. recompute: 0 for the options' own.
+   Free them with pipeline_costs_free; on failure *out is untouched. */
 cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
                               pipeline_costs *out, cf_error *error);
 void pipeline_costs_free(pipeline_costs *costs);
@@ -193,11 +194,11 @@ typedef struct pipeline_case {
     int forwards_first; /* gpipe runs every first forward before any backward */
     int forward_only;   /* no backwards at all */
     int lower;          /* add the transfers between stages */
-    int unlimited;      /* no limits of chunks; bytes still count */
-    cf_recompute recompute; /* replaces what the options say */
+    int unlimited;      /* no limits of chunks; bytes are still limited */
+    cf_recompute recompute; /* replaces the options' recomputation */
 } pipeline_case;
 
-/* Sets the virtual stages from --virtual and --placement, if the kind can have any. */
+/* Sets the virtual stages from --virtual and --placement, if the kind can have several. */
 void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement);
 
 /* A schedule, made and simulated. */
@@ -208,10 +209,11 @@ typedef struct pipeline_run {
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
     int64_t fullest;          /* the stage with the largest total */
     int held_down;            /* 1: it fits only because bytes were limited */
-    double in_step;           /* if all ranks have one list: their time, with what cp groups gather and scan */
+    /* if all ranks have one list: their common time, including what cp groups gather and scan */
+    double in_step;
 } pipeline_run;
 
-/* Returns the time of a run; if all ranks have one list, that of all. */
+/* Returns the time of a run; if all ranks have one list, their common time. */
 double pipeline_makespan(const pipeline_run *run);
 
 /* Makes the columns of a list of all ranks; a chunk costs as much as cf_column_cost says. Free them with
@@ -219,16 +221,18 @@ double pipeline_makespan(const pipeline_run *run);
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 
 /* Makes and simulates a schedule. `best` keeps to the limit of a GPU if that is known; other kinds only if it was given
-   as an option. A schedule that does not fit is made again under the limits of cf_memory_limits, and stays as it is if
-   that does not help. In step it is p->rank's part of the list of all ranks. With p->every_rank all ranks are made, and
-   the slowest is kept, whose schedule says which that is; its memory is that of the rank which needs most. Free it with pipeline_run_free; on failure
-   *out is untouched. If a limit is to blame, error->text speaks of whole stages, as the options do. */
+   as an option. A schedule that does not fit is made again under the limits of cf_memory_limits; if that does not fit
+   either, the first one is kept. In lockstep it is p->rank's part of the list of all ranks.
+
+   With p->every_rank, the schedules of all ranks are made and the slowest is kept; its memory is that of the fullest
+   rank. Free it with pipeline_run_free; on failure *out is untouched. If a limit is to blame, error->text counts whole
+   stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
 
-/* Returns the default K: the largest of 4, 2 and 1 with which `paper`, which keeps exactly what K says, fits or keeps
-   to its limits; 1 if none does; 4 if nothing is known of memory. */
+/* Returns the default K: the largest of 4, 2 and 1 with which `paper`, which keeps exactly K chunks, fits or keeps to
+   its limits; 1 if none does; 4 if memory is not known. */
 int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay);
 
 /* Returns words to follow a default K, such as "the largest of 1, 2 and 4 that memory allows". */
@@ -240,7 +244,8 @@ cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule
 /* Returns whether a run fits into p->gpu_bytes; 1 if these are not known. */
 int pipeline_fits(const pipeline *p, const pipeline_run *run);
 
-/* Times and weighs a schedule that was made elsewhere. Free the run with pipeline_run_free; out->schedule is NULL. */
+/* Times a schedule that was made elsewhere, and counts its memory. Free the run with pipeline_run_free; out->schedule
+   is NULL. */
 cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *out,
                           cf_error *error);
 
@@ -255,17 +260,17 @@ const char *pipeline_room_words(const pipeline *p);
    cli_scratch. */
 const char *pipeline_time(double time);
 
-/* Returns estimated seconds for people, in three digits, because an estimate holds no more. In a cli_scratch. */
+/* Returns estimated seconds for people, in three digits, because an estimate is no more precise. In a cli_scratch. */
 const char *pipeline_estimate(double seconds);
 
 /* Returns a makespan in words: exact in token times, else an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 
-/* The speed of a rank, or of all. Tokens are those of the list's sequences, per second and GPU: what sequences share
-   counts for each of them, computed once or not. So runs with and without chunks can be compared. A rank has its share
-   of the computed rows.
+/* The speed of a rank, or of all. Tokens are those of the list's sequences, per second and GPU. Shared tokens count for
+   each sequence, whether computed once or not, so that runs with and without chunks can be compared. A rank has its
+   share of the computed rows.
 
-   The utilisation is the share of the GPUs' FLOPs that the model's arithmetic on this plan's rows takes, without replay
+   The utilisation is the share of the GPUs' FLOPs spent on the model's arithmetic for this plan's rows, without replay
    and recomputation. It is -1 if no GPU is known. Only with a model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;
@@ -280,7 +285,7 @@ const char *pipeline_strongest(const cf_timeline *timeline);
 /* Returns "token times" or "s". */
 const char *pipeline_unit(int unit_cost);
 
-/* Prints the lines of a summary that say where costs come from. */
+/* Prints the lines of a summary about the origin of costs. */
 void pipeline_print_setting(const pipeline *p);
 
 /* Print parts of a summary: makespan and bubbles, its first lines; the speed, with a model; the memory of the fullest
@@ -289,11 +294,11 @@ void pipeline_print_times(const cf_timeline *timeline, int unit_cost, int estima
 void pipeline_print_speed(const pipeline *p, const cf_plan *plan, double seconds);
 void pipeline_print_memory(const pipeline *p, const pipeline_run *run);
 
-/* Returns copies of chunks or bytes on a stage's virtual stages in whole stages' worth: 7 on 2 virtual stages are
+/* Returns copies of chunks or bytes on a stage's virtual stages, converted to whole stages: 7 on 2 virtual stages are
    "3.5". */
 const char *pipeline_share(int64_t count, int64_t n_virtual);
 
-/* Converts a limit from whole stages, or from each virtual stage, to copies. CF_NO_LIMIT stays. */
+/* Converts a limit for whole stages, or for each virtual stage, to copies. CF_NO_LIMIT stays. */
 int64_t pipeline_scaled(int64_t limit, int64_t n_virtual);
 
 #endif /* CHUNKFLOW_PIPELINE_H */

@@ -1,4 +1,4 @@
-/* progress.c - how far a command is. */
+/* progress.c - shows a command's progress. */
 
 #define _XOPEN_SOURCE 700 /* sigaction, setitimer, clock_gettime */
 #define _DEFAULT_SOURCE   /* TIOCGWINSZ, on Linux */
@@ -17,7 +17,7 @@
 
 enum { BAR_WIDTH = 30, LINE_BYTES = 200 };
 
-/* The handler's state. progress_set writes the text that is not the current one, and then makes it the current one. */
+/* The handler's state. progress_set writes the text that is not current, and then makes it the current one. */
 static const char *what;
 static char texts[2][LINE_BYTES];
 static volatile sig_atomic_t current, shown;
@@ -40,7 +40,7 @@ int64_t progress_columns(int fd) {
     return columns < 10000 ? columns : 10000;
 }
 
-/* Writes a text that nothing depends on, calling only what a handler may. */
+/* Writes a text whose loss does not matter, with calls that a signal handler may make. */
 static void put(const char *text, size_t n) {
     ssize_t written = write(STDERR_FILENO, text, n);
     (void)written; /* a lost terminal is no reason to stop */

@@ -63,7 +63,7 @@ typedef struct plan_object {
     cf_plan plan;
     int64_t method, split;
     uint32_t chains, chunks;
-    uint32_t order, common, lengths; /* where sequences share rows; else 0 */
+    uint32_t order, common, lengths; /* if sequences share rows; else 0 */
 } plan_object;
 
 #define PLAN_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(plan_object, plan.member)}
@@ -117,7 +117,8 @@ static const json_field chunk_fields[] = {
 static const json_field slice_fields[] = {SLICE_COUNTS, {.name = NULL}};
 static const json_field shared_slice_fields[] = {SLICE_COUNTS, SLICE_COUNT(first), SLICE_COUNT(n), {.name = NULL}};
 
-/* Returns the maximum slices of a document: each is an object with at least five names and five values. */
+/* Returns the largest possible number of slices in a document: each is an object with at least five names and five
+   values. */
 static int64_t most_slices(const json_document *document) {
     return document->n_nodes / 11;
 }
@@ -171,8 +172,8 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
     return code;
 }
 
-/* Sums the lengths of sequences. Numbers that are no sequence's, or that would overflow, are left to cf_plan_validate,
-   which finds lengths that do not fit. */
+/* Sums the lengths of sequences. It ignores numbers that are not a sequence's, or that would overflow: cf_plan_validate
+   then finds lengths that do not match. */
 static void sum_lengths(saved_plan *saved) {
     int64_t i;
 
@@ -303,7 +304,7 @@ typedef struct schedule_object {
     {.name = #member, .type = JSON_REAL, .offset = offsetof(schedule_object, timeline.member), .optional = 1}
 #define SCHEDULE_PEAK(member) \
     {.name = #member, .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, member), .optional = 1}
-#define N_TIMES 6 /* members that exist together or not at all, first in the table */
+#define N_TIMES 6 /* members that exist all or not at all, first in the table */
 
 static const json_field schedule_fields[] = {
     SCHEDULE_TIME(makespan), SCHEDULE_TIME(busy), SCHEDULE_TIME(replayed), SCHEDULE_TIME(bubble_useful),
@@ -477,7 +478,7 @@ static int read_limits(const json_document *document, const schedule_object *obj
     return code;
 }
 
-/* The schedule without its lists. */
+/* Makes the schedule without its lists. */
 static int make_schedule(const json_document *document, const schedule_object *object, cf_schedule **out) {
     cf_schedule bare = object->schedule;
     int64_t *by_stage[LIMIT_KINDS] = {NULL, NULL, NULL};
@@ -587,13 +588,13 @@ typedef struct time_check {
     const cf_plan *plan;
     const cf_schedule *schedule;
     const cf_timeline *timeline;
-    double skew;   /* difference between the clocks of two stages */
+    double skew;   /* possible difference between the clocks of two stages */
     const cf_schedule_index *index;
     char *why;
     size_t size;
 } time_check;
 
-/* Returns when the pass ended whose result an action takes from another virtual stage, or moves; 0: none. */
+/* Returns when the pass ended whose result an action reads from another virtual stage, or transfers; 0: none. */
 static double waits_until(const time_check *c, int64_t id) {
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(c->index, id, needs);
@@ -612,8 +613,8 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
     return 0;
 }
 
-/* Checks a transfer, which runs beside the passes. A RECV may begin to wait long before there is something to receive.
-   A transfer's times may come from the clock at either end. */
+/* Checks a transfer, which runs beside the passes. A RECV may wait long before there is something to receive. A
+   transfer's times may come from the clock at either end. */
 static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
     const cf_action *a = &c->schedule->actions[id];
     double start = c->timeline->start[id], end = c->timeline->end[id], made = waits_until(c, id);
@@ -724,7 +725,7 @@ static int live_agrees(const time_check *c, const int32_t *wanted) {
     return 1;
 }
 
-/* Checks `live` and the peaks. They depend on the lists and not on times, so a simulation gives the right ones. */
+/* Checks `live` and the peaks. They depend on the lists and not on times, so a simulation gives the right values. */
 static int peaks_hold(const time_check *c, const cf_held_bytes *bytes) {
     const cf_timeline *t = c->timeline;
     cf_timeline *lists = NULL;

@@ -26,7 +26,7 @@ static cf_result check_choice(const char *field, int64_t got, int64_t count, cf_
 
 static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_COUNT; }
 
-/* Returns 1 for a transfer, or the wait for one: it is of a chunk, and only in files with transfers. */
+/* Returns 1 for a transfer, or the wait for one: it has a chunk, and occurs only in files with transfers. */
 static int is_of_transfers(int kind) { return kind >= SCHEDULE_CSV_WAIT_SEND_F; }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -70,8 +70,8 @@ cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule
     return text_out_end(&to, error);
 }
 
-/* Reorders the chunks of a rank. chunks: the new order. old, slices: space for the rank's chunks and for the plan's
-   slices, as they are now. */
+/* Reorders the chunks of a rank. chunks: the new order. old, slices: space for the rank's chunks and the plan's slices
+   in their present order. */
 static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, cf_chunk *old, cf_slice *slices) {
     int64_t first = rank * plan->chunks_per_rank, m, at, i;
 
@@ -143,7 +143,7 @@ static int is_left_out(const cf_action *a, const schedule_csv_desc *desc) {
     return is_transfer(a) && !with_transfers(desc);
 }
 
-/* Refuses schedules that PyTorch would refuse, run wrongly, or run without what it needs. */
+/* Refuses schedules that PyTorch would refuse, run wrongly, or run without a tensor that it needs. */
 static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     int64_t i;
 
@@ -179,7 +179,7 @@ static cf_result check_extras(const cf_plan *plan, const cf_schedule *schedule, 
     return CF_OK;
 }
 
-/* Refuses everything that can be refused, before the first character is written. */
+/* Refuses all faults before the first character is written. */
 static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                                 cf_error *error) {
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
@@ -211,7 +211,7 @@ static void put_cell(writer *w, int32_t stage, const char *word, int64_t chunk) 
     w->comma = ",";
 }
 
-/* Writes the extras right before an action, or at a row's end. */
+/* Writes the extras just before an action, or at a row's end. */
 static void put_extras(writer *w, int64_t row, int64_t before) {
     const schedule_csv_extras *extras = w->desc->extras;
 
@@ -240,9 +240,9 @@ static int sends_forwards(const cf_schedule *s, int64_t v) {
                cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
 }
 
-/* Writes what PyTorch adds after an action when it lowers schedules itself. A wait for a send comes where the gradient
-   of the same tensor has arrived: the peer has taken the tensor by then, so the wait takes no time. Gradients are
-   reduced after a stage's last backward, and after the send of its gradient. */
+/* Writes the cells that PyTorch adds after an action when it lowers schedules itself. A wait for a send comes where the
+   gradient of the same tensor has arrived: the peer has received the tensor by then, so the wait takes no time.
+   Gradients are reduced after a stage's last backward, and after the send of its gradient. */
 static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
     int is_last, sends_next;
 
@@ -330,7 +330,7 @@ typedef struct reader {
     schedule_csv_desc desc;
     const cf_plan *plan;
     cf_error *error;
-    size_t at, line_begin; /* begin of the next cell, and of the line of the last cell */
+    size_t at, line_begin; /* beginning of the next cell, and of the last cell's line */
     char separator;        /* after the last cell; 0: the text begins or ends there */
     cell cell;             /* the last cell; its line is the number of rows up to it */
     cell empty;            /* the first empty cell; line 0: none */
@@ -362,7 +362,7 @@ static void rewind_text(reader *r) {
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
 /* Reads the next cell, which may be empty. Returns 0 at the end of the text: a cell follows the last comma, but none
-   the last line end. A line without any character has no cells, not an empty one; then *bare is 1. */
+   follows the last line end. A line without characters has no cells, rather than an empty one; *bare is then 1. */
 static int next_cell(reader *r, int *bare) {
     size_t begin = r->at, end = begin;
 
@@ -401,7 +401,7 @@ static int is_word(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-/* Returns the word of a pass or, numbered after passes, of an extra: the possible contents of a cell. */
+/* Returns the word of a pass or, with codes after those of passes, of an extra: the possible contents of a cell. */
 static const char *word_of(int code) {
     return code < CF_PASS_COUNT ? cf_pass_name((cf_pass)code) : extra_names[code - CF_PASS_COUNT];
 }
@@ -475,8 +475,8 @@ static cf_result next_action(reader *r, cf_action *action, int *more) {
    Reading
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Refuses bad arguments without looking at the text. The size that it asks for is not used: asking refuses a plan,
-   rank, kind or replay that the library does not know, in the library's words. */
+/* Refuses bad arguments without reading the text. It asks the library for a size only so that a plan, rank, kind or
+   replay that the library does not know is refused in the library's words. */
 static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
@@ -488,7 +488,7 @@ static cf_result check_arguments(const reader *r, const char *text) {
     order.kind = r->desc.kind;
     order.shape.replay = r->desc.replay;
     if (order.shape.replay == CF_REPLAY_PIPELINE && (unsigned)order.kind < CF_SCHEDULE_COUNT)
-        order.kind = CF_SCHEDULE_PAPER; /* a list of any kind may replay that way */
+        order.kind = CF_SCHEDULE_PAPER; /* a list of any kind may use that replay */
     order.shape.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
     first = r->desc.rank * r->plan->chunks_per_rank;
@@ -498,7 +498,7 @@ static cf_result check_arguments(const reader *r, const char *text) {
     return r->desc.k >= 0 ? CF_OK : cf_fail(r->error, CF_ERROR_ARGUMENT, "k", -1, 0, r->desc.k, "is too small");
 }
 
-/* Takes one cell into account. */
+/* Counts one cell. */
 static cf_result count_action(reader *r, const cf_action *action, cf_schedule *header) {
     int is_empty = action->pass == CF_PASS_COUNT + SCHEDULE_CSV_EMPTY;
     int64_t *count = is_extra(action) ? &r->n_extras : &header->n_actions;
@@ -514,8 +514,8 @@ static cf_result count_action(reader *r, const cf_action *action, cf_schedule *h
     return CF_OK;
 }
 
-/* First reading: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages (all
-   of them for now) and whether there are transfers. */
+/* First reading: every cell must be an action, and all must belong to one dialect. Fills in rows, actions, virtual
+   stages (in total for now) and whether there are transfers. */
 static cf_result count_actions(reader *r, cf_schedule *header) {
     cf_action action;
     int more;
@@ -538,8 +538,8 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* Derives the header from the counts. A text with fewer than two actions per chunk and stage (with forwards alone, one)
-   is refused here, before any memory is taken. */
+/* Derives the header from the counts. A text with fewer than two actions per chunk and stage (for forwards alone, one)
+   is refused here, before memory is allocated. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
     int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, chunks_per_rank =
         r->plan->chunks_per_rank;
@@ -574,8 +574,8 @@ static schedule_csv_extra extra_of(const cf_action *a, int64_t before, int64_t r
     return extra;
 }
 
-/* Second reading: fills in the actions from cells that the first reading accepted. Rows that fit loops as well as a V
-   are loops. extras: NULL if they are not wanted. */
+/* Second reading: fills in the actions from cells that the first reading accepted. Rows that fit both loops and a V are
+   read as loops. extras: may be NULL. */
 static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_extra *extras) {
     int64_t n = 0, cells, stage, n_stages = schedule->shape.n_stages;
     int more, loops = 1, turns = 1;
@@ -619,7 +619,8 @@ static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live
     }
 }
 
-/* Finds K: the maximum chunks of a chain that are kept at once, counted at the chain's first chunk. live: as above. */
+/* Finds K: the most chunks of a chain that are kept at the same time, counted at the chain's first chunk. live: as
+   above. */
 static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
     int64_t i, first = schedule->shape.rank * plan->chunks_per_rank;
 
@@ -673,7 +674,7 @@ static cf_result extras_new(int64_t n, const cf_allocator *given, schedule_csv_e
     return CF_OK;
 }
 
-/* Fills in and checks the schedule and the extras, for which there is memory now. */
+/* Fills in and checks the schedule and the extras, whose memory is allocated by now. */
 static cf_result read_schedule(reader *r, cf_schedule *schedule, schedule_csv_extras *extras) {
     TRY(fill_actions(r, schedule, extras ? extras->items : NULL));
     TRY(find_keeps_and_k(r, schedule));

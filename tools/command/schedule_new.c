@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Copies an array of limits to `to`; returns where the next one may be. */
+/* Copies an array of limits to `to`; returns the place for the next one. */
 static int64_t *copy_limits(const int64_t **limits, int64_t *to, size_t n) {
     if (!*limits) return to;
     memcpy(to, *limits, n * sizeof *to);
@@ -12,8 +12,7 @@ static int64_t *copy_limits(const int64_t **limits, int64_t *to, size_t n) {
     return to + n;
 }
 
-/* The object comes first, then its arrays, those with larger items before the others, so that all of them are
-   aligned. */
+/* The object comes first, then its arrays, in falling order of item size, so that all of them are aligned. */
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
     const size_t most = SIZE_MAX / 16; /* bytes of an array */
     size_t bytes = sizeof(cf_schedule), n_first = (size_t)header->shape.n_stages + 1;

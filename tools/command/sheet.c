@@ -1,4 +1,4 @@
-/* sheet.c - a table of the paper's numbers beside ours. */
+/* sheet.c - a table that compares the paper's numbers with ours. */
 
 #include "sheet.h"
 #include "table.h"
@@ -53,7 +53,7 @@ static const char *shown(const sheet_column *column, const sheet_cell *cell) {
     return text;
 }
 
-/* Prints the rows, with numbers as they are written in JSON. */
+/* Prints the rows, with numbers in their JSON form. */
 static int print_rows(const sheet *s) {
     table_column columns[SHEET_COLUMNS];
     table t;
@@ -138,7 +138,7 @@ void sheet_add_series(sheet *s, const char *chart, const char *role, const char 
    JSON
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Writes a cell: its text as printed, and its number; JSON has no number that is not finite. */
+/* Writes a cell: its text as printed, and its number unless that is not finite, which JSON cannot represent. */
 static void write_cell(json_writer *w, const char *key, const sheet_column *column, const sheet_cell *cell) {
     const char *text = column ? shown(column, cell) : cell->text;
     char trimmed[SHEET_TEXT];

@@ -1,4 +1,4 @@
-/* sheet.h - a table of the paper's numbers beside ours: printed once it is full, and written as JSON. */
+/* sheet.h - a table that compares the paper's numbers with ours: printed once it is full, and written as JSON. */
 
 #ifndef CHUNKFLOW_SHEET_H
 #define CHUNKFLOW_SHEET_H
@@ -14,23 +14,23 @@ typedef struct sheet_column {
     const char *title;
     const char *heading; /* replaces group and title in text for people, or NULL */
     int left;           /* left-aligned */
-    int key_of_rows;    /* 1: repeated before each part of a table that has several parts */
+    int key_of_rows;    /* 1: repeated before each part of a table that is printed in several parts */
     int digits;         /* decimals */
     int sign;           /* 1: with its sign */
     const char *suffix; /* after the number, or NULL */
 } sheet_column;
 
-/* A text, a number, or a number that is shown as a text. */
+/* A text, a number, or a number that is printed as a text. */
 typedef struct sheet_cell {
     int is_number;
     double value;
-    char text[SHEET_TEXT]; /* the text that is shown; empty: the number, in its column's form */
+    char text[SHEET_TEXT]; /* the text to print; empty: the number, in its column's format */
 } sheet_cell;
 
 sheet_cell sheet_text(const char *text);
 sheet_cell sheet_number(double value);
 sheet_cell sheet_count(int64_t value);                    /* with commas */
-sheet_cell sheet_marked(double value, int digits, char mark); /* with a blank where other cells have a mark */
+sheet_cell sheet_marked(double value, int digits, char mark); /* with a blank in place of a mark */
 
 /* A line of a chart: a y for each x. Charts are identified by their title; a role is "paper", "ours" or "best". */
 typedef struct sheet_series {
@@ -55,7 +55,7 @@ typedef struct sheet {
     int n_series;
 } sheet;
 
-/* Add rows, notes and, at the end, the assumptions: lines, of which the first is a heading. Then the whole sheet is
+/* Add rows, notes and, at the end, the assumptions as lines, the first of which is a heading. Then the whole sheet is
    printed. sheet_end returns an exit code. */
 void sheet_begin(sheet *s, const char *title, const sheet_column *columns, int n_columns);
 void sheet_row(sheet *s, const sheet_cell *cells);
@@ -69,7 +69,7 @@ void sheet_add_series(sheet *s, const char *chart, const char *role, const char 
 
 void sheet_write(json_writer *w, const sheet *s);
 
-/* Prints the rows for scripts: numbers, and texts in cells without a number. Returns an exit code. */
+/* Prints the rows for scripts: numbers, or the texts of cells without one. Returns an exit code. */
 int sheet_print_table(const sheet *s);
 
 #endif /* CHUNKFLOW_SHEET_H */

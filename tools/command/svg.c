@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Lengths in units that a browser shows as pixels and a paper as three quarters of a point, for type of size TYPE.
+/* Lengths in units that a browser shows as pixels and paper as three quarters of a point, for type of size TYPE.
    Everything except the width grows with the type. */
 enum { LEFT = 56, RIGHT = 12, WIDTH = 720, TOP = 8, LANE = 20, AXIS = 40, PLOT = 170, TYPE = 10 };
 
@@ -63,7 +63,7 @@ static double place(const picture *p, double time) {
     return p->left + (makespan > 0 ? time / makespan : 0) * (p->width - p->left - p->right);
 }
 
-/* Returns where the names of lanes end, beside the drawing and off the edge of the picture. */
+/* Returns where the names of lanes end, left of the drawing and away from the picture's edge. */
 static int names_end(const picture *p) { return p->left - grown(p, 5); }
 
 static int is_pass(const picture *p, int64_t id) { return p->schedule->actions[id].pass < CF_COMPUTE_PASS_COUNT; }
@@ -74,7 +74,7 @@ static int64_t count_passes(const picture *p) {
     return n;
 }
 
-/* Begins a picture of n boxes, or corners of lines, called `what`. */
+/* Begins a picture of n boxes, or corners of lines, called `what` in errors. */
 static cf_result begin(picture *p, const char *title, const char *what, int64_t n, cf_write_fn write, void *user,
                        cf_error *error) {
     cf_result result = text_out_begin(&p->to, write, user, error);
@@ -95,7 +95,7 @@ static cf_result end(picture *p, cf_error *error) {
     return text_out_end(&p->to, error);
 }
 
-/* Estimates the width of a label: digits and capitals of this size. */
+/* Estimates the width of a label of digits and capitals. */
 static double label_width(const picture *p, const char *label) {
     return (5.8 * (double)strlen(label) + 3) * (double)p->type / TYPE;
 }
@@ -160,8 +160,8 @@ static void put_lane(picture *p, int64_t stage) {
     text_out_put(&p->to, "</g>\n");
 }
 
-/* Draws one word of the legend after a box that looks like what it means, on the next line if it would leave the
-   picture. line: the colour of a line, which `across` draws at a height of the box; NULL: none. */
+/* Draws one word of the legend after a box that looks like the thing it names, on the next line if it would leave the
+   picture. line: the colour of a line that crosses the box at the height `across`; NULL: none. */
 static void put_key(picture *p, int *x, int *y, const char *fill, const char *line, double across, const char *name,
                     const char *meaning) {
     int size = grown(p, 9), width = grown(p, 25) + (int)label_width(p, name) + (int)label_width(p, meaning);
@@ -221,7 +221,7 @@ cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, cons
    ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct scale {
-    double top, unit; /* value of the upper edge; value of one unit */
+    double top, unit; /* value at the upper edge; value of one unit */
     const char *name;
 } scale;
 
@@ -259,7 +259,7 @@ static void put_heights(picture *p, const scale *s) {
     text_out_put(&p->to, "</g>\n");
 }
 
-/* Draws steps: across while an amount is held, then up or down. */
+/* Draws steps: horizontal while an amount is held, then up or down. */
 static void put_line(picture *p, const int64_t *held, const scale *s, int64_t stage) {
     const char *hue = hues[stage % N_HUES];
     int64_t i, last = -1, at = -1;
@@ -278,11 +278,12 @@ static void put_line(picture *p, const int64_t *held, const scale *s, int64_t st
     text_out_put(&p->to, "\"><title>stage %lld</title></path>\n", (long long)stage);
 }
 
-enum { MOST_NAMED = 8, PLACES = 40 }; /* lines with names beside them; places for a name along a line */
+/* largest number of lines with names next to them; places for a name along a line */
+enum { MOST_NAMED = 8, PLACES = 40 };
 
 static double time_at(const picture *p, int at) { return p->timeline->makespan * (at + 0.5) / PLACES; }
 
-/* Fills y with the heights of a stage's line at all places; 0 where it has none. */
+/* Fills y with the heights of a stage's line at all places; 0 outside the line. */
 static void sample_line(const picture *p, const int64_t *held, const scale *s, int64_t stage, double y[PLACES]) {
     int64_t i = p->schedule->first[stage], end = p->schedule->first[stage + 1], last = -1;
     int at;
@@ -296,8 +297,8 @@ static void sample_line(const picture *p, const int64_t *held, const scale *s, i
     }
 }
 
-/* Returns the space around a name above a line at one place: to other lines and to steps of its own, there and beside
-   it, and to other names, which are at the heights `taken`. */
+/* Returns the space around a name above a line at one place: to other lines, to the line's own steps nearby, and to
+   other names, whose heights are `taken`. */
 static double room_at(const picture *p, double y[MOST_NAMED][PLACES], const double taken[PLACES], int stage, int at) {
     double height = y[stage][at] - 0.6 * p->type, room = 4 * p->type;
     int64_t other;
@@ -314,7 +315,7 @@ static double room_at(const picture *p, double y[MOST_NAMED][PLACES], const doub
     return room;
 }
 
-/* Names each line where other lines and names are farthest. */
+/* Names each line at the place farthest from other lines and names. */
 static void name_lines(picture *p, const int64_t *held, const scale *s) {
     double y[MOST_NAMED][PLACES], taken[PLACES] = {0};
     int stage, at, n = (int)p->schedule->shape.n_stages;
@@ -333,7 +334,7 @@ static void name_lines(picture *p, const int64_t *held, const scale *s) {
     }
 }
 
-/* Names the lines below the picture, where they are too many to have their names beside them. */
+/* Names the lines below the picture, if they are too many for names next to them. */
 static void put_line_keys(picture *p) {
     int64_t stage;
 
@@ -409,7 +410,7 @@ static void name_slice(const cf_plan *plan, const cf_chunk *chunk, const cf_slic
                  tokens_text(slice->begin + slice->length, to));
 }
 
-/* Returns a colour for each tree, and for each sequence that is spread over ranks, whose parts are separate chains. */
+/* Returns a colour for each tree, and for each sequence that is spread over ranks, whose shares are separate chains. */
 static const char *hue_of(const cf_plan *plan, const cf_chunk *chunk) {
     return hues[(chunk->cp > 0 ? plan->chains[chunk->chain].sequence : packing_tree(plan, chunk)) % N_HUES];
 }
@@ -417,7 +418,7 @@ static const char *hue_of(const cf_plan *plan, const cf_chunk *chunk) {
 static void put_slice(picture *p, const cf_chunk *chunk, int64_t i, double x, double width, int y) {
     const cf_slice *slice = &p->plan->slices[i];
     int split = chunk->chain >= 0 && (i == chunk->first_slice || slice->begin > 0);
-    int leaf = split && p->plan->order && slice->n == 1; /* what no other sequence shares */
+    int leaf = split && p->plan->order && slice->n == 1; /* rows that no other sequence shares */
     const char *fill = split ? hue_of(p->plan, chunk) : pales[i % 2];
     char label[96];
 

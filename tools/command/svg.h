@@ -5,15 +5,16 @@
 
 #include "held.h"
 
-#define SVG_MOST_PASSES 20000 /* passes or slices in one picture; a page has no room for more */
+#define SVG_MOST_PASSES 20000 /* largest number of passes or slices in one picture; a page has no room for more */
 
 /* The style of a picture, in units that a browser shows as pixels. Zero means default in every member. */
 typedef struct svg_style {
-    int64_t width, height; /* of the picture; default 720, and what lanes of one line of type, or a plot, take */
+    /* of the picture; default 720, and the height of lanes with one line of type, or of a plot */
+    int64_t width, height;
     int64_t type;          /* size of type; default 10. Everything except the width grows with it */
 } svg_style;
 
-/* For options with a member of this type. */
+/* Options for a struct with a member of this type. */
 #define SVG_STYLE_OPTIONS(record, member)                                                                             \
     {.name = "--svg-width", .needs = "--svg|--memory-svg",                                                         \
      .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.width), .min = 160,                       \
@@ -31,13 +32,13 @@ typedef struct svg_style {
 cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
                           const char *unit, const svg_style *style, cf_write_fn write, void *user, cf_error *error);
 
-/* Draws a line per stage for what it holds while its passes run. held: from held_make. limit: a line across, with that
-   name; 0: none. Errors: as above. */
+/* Draws a line per stage for the amount that it holds while its passes run. held: from held_make. limit: a horizontal
+   line with that name; 0: none. Errors: as above. */
 cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                            held_unit what, int64_t limit, const char *unit, const svg_style *style,
                            cf_write_fn write, void *user, cf_error *error);
 
-/* Draws a line per chunk, one below the other, and a column per rank. Slices are drawn where they lie in the chunk,
+/* Draws a line per chunk, one below another, and a column per rank. Slices are drawn at their places in the chunk,
    coloured if their sequence or tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above;
    CF_ERROR_LIMIT counts chunks and slices. */
 cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_fn write, void *user, cf_error *error);

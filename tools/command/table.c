@@ -8,15 +8,15 @@
 #include <string.h>
 
 /* Rows that are measured before the first of them is printed, so that a table of any length takes little memory. If
-   later rows need wider columns, headings are printed again. */
+   later rows need wider columns, the headings are printed again. */
 #define PAGE_ROWS 1000
 
 enum {
     MOST_WIDTH = 80,
     GAP = 2,          /* blanks between two columns */
     LEAST_OPEN = 20,  /* minimum columns of a text that continues on the next line, unless it is shorter */
-    NOTE_AT = 10,     /* first column of a text on a line of its own */
-    ROWS_OF_A_PART = 40 /* rows of one part, if a table has several parts: these are seen at once */
+    NOTE_AT = 10,     /* first column of a text that has its own line */
+    ROWS_OF_A_PART = 40 /* rows printed together in each part, if a table has several parts */
 };
 
 typedef enum cell_kind { CELL_NONE, CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_SHARE, CELL_SKIPPED, CELL_NOTE } cell_kind;
@@ -104,7 +104,7 @@ static void print_exactly(double value) {
     fputs(text, stdout);
 }
 
-/* Prints a field without tabs and line ends, which would make another field of a name. */
+/* Prints a field with tabs and line ends removed, which would split it. */
 static void print_field(const char *text) {
     for (; *text; text++) putchar((unsigned char)*text < 32 || *text == 127 ? '?' : *text);
 }
@@ -146,7 +146,7 @@ static void print_record(const table *t, const table_cell *cells) {
 
 static int is_seen(const table *t, int column) { return t->columns[column].heading && !(t->hidden >> column & 1); }
 
-/* Returns how much of a text comes before the decimal point, or where it would be. */
+/* Returns how much of a text precedes the decimal point, or the place where one would be. */
 static int before_point(const table_cell *cell, const char *text) {
     return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".e");
 }
@@ -169,7 +169,7 @@ static void widen_heading(table *t, int column) {
     if (t->before[column] + t->after[column] < heading) t->before[column] = heading - t->after[column];
 }
 
-/* Makes the columns as wide as the current rows need. Returns whether that changed anything. */
+/* Widens the columns for the current rows. Returns whether that changed any. */
 static int widen_all(table *t) {
     int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS], column;
     size_t i;
@@ -193,7 +193,7 @@ static int last_seen(const table *t) {
     return i;
 }
 
-/* Returns whether a column's texts continue on further lines: those of the last column, if it has text. */
+/* Returns whether a column's texts continue on further lines: only the last column's do, if it has text. */
 static int is_open(const table *t, int column) { return t->columns[column].left && column == last_seen(t); }
 
 static int is_key(const table *t, int column) {
@@ -202,7 +202,7 @@ static int is_key(const table *t, int column) {
     return is_seen(t, column) && (column == first || t->columns[column].key);
 }
 
-/* A part of a table: its keys, and the columns from..to - 1. */
+/* A part of a table: its key columns, and the columns from..to - 1. */
 typedef struct part {
     int from, to;
 } part;
@@ -211,7 +211,7 @@ static int is_in(const table *t, part p, int column) {
     return is_seen(t, column) && column < p.to && (column >= p.from || is_key(t, column));
 }
 
-/* Returns the part from a column on that fits a line, with at least one column beside the keys. */
+/* Returns the part from a column on that fits a line, with at least one column besides the keys. */
 static part part_from(const table *t, int from) {
     part p = {from, from};
     int width = 0, n = 0, i;
@@ -229,7 +229,7 @@ static part part_from(const table *t, int from) {
     return p;
 }
 
-/* Prints words from column `at` on, where the line is now, and continues on new lines below the first word. */
+/* Prints words from column `at` on, and continues on new lines below the first word. */
 static void put_words(const table *t, const char *text, int at) {
     int room = t->limit - at, begin = at, used = 0, n;
 
@@ -277,7 +277,7 @@ static void print_headings(const table *t, part p) {
     putchar('\n');
 }
 
-/* Prints a note in place of the cells that it replaces, or below the earlier cells if little room is left. */
+/* Prints a note in place of the cells that it replaces, or below the earlier cells if too little room is left. */
 static void put_note(const table *t, const line *l, const char *text) {
     int at = l->used + l->blanks + GAP;
 
@@ -307,7 +307,7 @@ static void print_row(const table *t, part p, const table_cell *cells) {
     putchar('\n');
 }
 
-/* Returns whether a part shows more of a row than its keys; its note may be in an earlier part. */
+/* Returns whether a part shows more of a row than its keys; the row's note may be in an earlier part. */
 static int says_more(const table *t, part p, const table_cell *cells) {
     int i;
     for (i = 0; i < p.from; i++)
@@ -361,8 +361,8 @@ static void flush(table *t) {
     t->n_cells = t->n_text = 0;
 }
 
-/* Returns the next cell, or NULL without memory. A row is printed when the next row begins: until then its last cell
-   may grow. */
+/* Returns the next cell, or NULL if memory ran out. A row is printed when the next row begins, because its last cell
+   may grow until then. */
 static table_cell *add(table *t, cell_kind kind) {
     table_cell *cell;
 
@@ -445,5 +445,5 @@ int table_end(table *t) {
     if (!t->failed) flush(t);
     free(t->cells);
     free(t->text);
-    return t->failed ? CLI_FAILED : CLI_OK; /* cli_grow has said so */
+    return t->failed ? CLI_FAILED : CLI_OK; /* cli_grow has printed the reason */
 }

@@ -1,8 +1,8 @@
 /* table.h - tables on standard output, for people or for scripts, from one set of rows.
 
-   For people: columns that line up, also at the decimal point, and rounded numbers. Columns for which the terminal is
-   too narrow follow below, after the first column again; no table is wider than 80 columns. For scripts (TSV): a line
-   of names, then a line for each row, tabs between the fields, nothing rounded, nothing left out. */
+   For people: columns aligned at the decimal point, and rounded numbers. If the terminal is too narrow, further columns
+   follow below, after the first column again; no table is wider than 80 columns. For scripts (TSV): a line of names,
+   then a line for each row, tabs between the fields, nothing rounded or left out. */
 
 #ifndef CHUNKFLOW_TABLE_H
 #define CHUNKFLOW_TABLE_H
@@ -14,17 +14,17 @@ enum { TABLE_MOST_COLUMNS = 32, TABLE_PLAIN = -1 /* for decimals: whole numbers 
 /* Zero means default in every member. */
 typedef struct table_column {
     const char *heading; /* for people; NULL: the column is for scripts only */
-    const char *name;    /* for scripts, with its unit (a unit of time is added after a _ at its end). NULL: for people
+    const char *name;    /* for scripts, with its unit (a trailing _ is followed by the unit of time). NULL: for people
                             only */
     int left;            /* for people: left-aligned */
-    int key;             /* 1: identifies the row, so it is repeated before each part of a table, as the first column
-                            is */
+    int key;             /* 1: identifies the row, so it is repeated before each part of a table, like the first
+                            column */
     int decimals;        /* for people: number of decimals; 0: as many as the number needs, with commas; or
                             TABLE_PLAIN */
     double scale;        /* for people: factor of the number, 100 for per cent; only with decimals */
     int sign;            /* 1: positive numbers have a plus */
     const char *suffix;  /* after the number */
-    int estimate;        /* 1: if times are seconds, people see three digits: for a time, a gain */
+    int estimate;        /* 1: a time or a gain, which people see in three digits if times are seconds */
 } table_column;
 
 typedef struct table_cell table_cell;
@@ -38,11 +38,11 @@ typedef struct table {
     unsigned hidden;    /* a bit for each column that is hidden from people in this table */
     int at;             /* the column of the next cell */
     int started, failed;
-    table_cell *cells;  /* of rows not printed yet */
+    table_cell *cells;  /* of rows not yet printed */
     size_t n_cells, cells_room;
     char *text;         /* memory of their texts */
     size_t n_text, text_room;
-    int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS]; /* the decimal point of a column, and its end */
+    int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS]; /* positions of a column's decimal point and its end */
     int limit;          /* of a line */
 } table;
 
@@ -63,13 +63,13 @@ void table_text(table *t, const char *text);
 void table_integer(table *t, int64_t value);
 void table_real(table *t, double value);
 
-/* Adds copies on the virtual stages of a stage: people see whole stages' worth, scripts the number of copies. */
+/* Adds copies on the virtual stages of a stage: people see whole stages, scripts the number of copies. */
 void table_share(table *t, int64_t copies, int64_t n_virtual);
 
 /* Adds a cell that is "-" for people and empty for scripts. */
 void table_none(table *t);
 
-/* Append to the previous cell: text, or a mark after its number, which only people see. */
+/* Append to the previous cell: the first a text, the second a mark after its number, which only people see. */
 void table_more(table *t, const char *text);
 void table_mark(table *t, char mark);
 

@@ -5,11 +5,11 @@
 
 #include "../../chunkflow.h"
 
-/* Text on its way; after a refused piece the rest is dropped. */
+/* Text being written; after a refused piece the rest is dropped. */
 typedef struct text_out {
     cf_write_fn write;
     void *user;
-    int code; /* the first result of the callback that was not 0 */
+    int code; /* the first result of the callback other than 0 */
     size_t used;
     char text[4096];
 } text_out;

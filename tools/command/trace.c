@@ -60,7 +60,7 @@ static void print_stream_names(const trace *t, int64_t stage) {
                     (long long)stage + 1, stream + 1, streams[stream]);
 }
 
-/* Prints the names of a stage. Perfetto takes process 0 for the idle task, so numbers start at 1. */
+/* Prints the names of a stage. Perfetto treats process 0 as the idle task, so numbers start at 1. */
 static void print_names(const trace *t, int64_t stage) {
     fprintf(t->to,
             "%s\n  {\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"name\": \"stage %lld\"}},\n",
@@ -106,7 +106,7 @@ static void print_held(const trace *t, int64_t stage, double time, int64_t held)
     print_counter(t, tokens ? "kept tokens" : "memory", tokens ? "tokens" : "bytes", stage, time, held);
 }
 
-/* Prints a stage. A counter is written when it changes, and at the end, where nothing is kept. */
+/* Prints a stage. A counter is written when it changes, and at the end, when nothing is kept. */
 static void print_stage(const trace *t, int64_t stage) {
     int64_t first = t->schedule->first[stage], end = t->schedule->first[stage + 1], i, kept = -1, held = -1;
     double last = 0;
@@ -129,18 +129,18 @@ static void print_stage(const trace *t, int64_t stage) {
    Flows: arrows from pass to pass
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Positions of the passes, and the arrow that is being drawn. */
+/* Positions of the passes, and the current arrow. */
 typedef struct flows {
     const trace *t;
     cf_schedule_index *index;
     int64_t n_rows; /* virtual stages of the whole pipeline */
     int64_t id;     /* number of this arrow; they count up */
-    int64_t last;   /* the action that it has reached, -1 before its first */
+    int64_t last;   /* the last action on the arrow; -1 before the first */
     int n_steps;
     const char *name;
 } flows;
 
-/* Prints one step at the time that its pass starts: an arrow binds to the event that encloses it. */
+/* Prints one step at the time when its pass starts: an arrow binds to the event that encloses it. */
 static void print_flow_step(const flows *f, char phase, int64_t action) {
     const cf_schedule *schedule = f->t->schedule;
     int64_t stage = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages,
@@ -160,7 +160,7 @@ static void begin_flow(flows *f, const char *name) {
     f->n_steps = 0;
 }
 
-/* Adds a step, which is printed once the next one is known: a single step makes no arrow. */
+/* Adds a step, which is printed once the next one is known, because a single step makes no arrow. */
 static void add_flow_step(flows *f, int64_t chunk, int64_t row, cf_pass pass) {
     int64_t action = cf_schedule_find(f->index, pass, chunk, row);
 
@@ -174,7 +174,7 @@ static void end_flow(flows *f) {
     f->id += f->n_steps > 0;
 }
 
-/* Draws a chunk's way down the pipeline and back, and from each replay to its backward. */
+/* Draws a chunk's path down the pipeline and back, and from each replay to its backward. */
 static void print_chunk_flows(flows *f, int64_t chunk) {
     int64_t row;
 
@@ -191,7 +191,7 @@ static void print_chunk_flows(flows *f, int64_t chunk) {
     }
 }
 
-/* Draws how K and V go from chunk to chunk on each virtual stage, and their gradients come back. */
+/* Draws the path of K and V from chunk to chunk on each virtual stage, and of their gradients back. */
 static void print_state_flow(flows *f, const cf_chain *chain, int64_t row) {
     int64_t i;
 

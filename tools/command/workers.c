@@ -26,7 +26,7 @@ int64_t workers_available(void) {
     return n < 1 ? 1 : n < WORKERS_MOST ? n : WORKERS_MOST;
 }
 
-/* Does one piece after the other until none is left. */
+/* Does one piece after another until none is left. */
 static void *work(void *of) {
     pool *p = (pool *)of;
 

@@ -2,7 +2,7 @@
 
 // ---- lengths ----
 
-// The buckets that have sequences: each with where it begins, and its shares of sequences and tokens.
+// Lists the buckets that have sequences: the beginning of each, and its shares of sequences and tokens.
 function lengthBuckets() {
   const {sequences, tokens} = data.lengths, buckets = [];
   for (let i = 0; i < sequences.length; i++)
@@ -81,7 +81,7 @@ function isChunkMarked(plan, i) {
   return mark.chain >= 0 ? plan.chunks.chain[i] === mark.chain : mark.chunk === i + plan.first_chunk;
 }
 
-// The slices of a chain stand at the bottom, in its hue; those of whole sequences in two greys.
+// Draws a chain's slices at the bottom, in its hue, and those of whole sequences in two greys.
 function drawBar(g, plan, i, x, w, y) {
   const of = plan.chunks, chain = (of.tree || of.chain)[i];
   let at = 0;
@@ -100,13 +100,13 @@ function drawBar(g, plan, i, x, w, y) {
   g.globalAlpha = 1;
 }
 
-// Less than three pixels a chunk: no room for a gap, and edges that share a column would blur.
+// Draws chunks narrower than three pixels: without gaps, because edges that share a pixel would blur.
 function drawWholeColumns(g, plan, n, w, y) {
   const at = i => Math.round(bars.left + i * w);
   for (let i = 0; i < n; i++) drawBar(g, plan, i, at(i), at(i + 1) - at(i), y);
 }
 
-// Less than one pixel a chunk: in each column how full its chunks are, and how much of that is dependent.
+// Draws chunks narrower than a pixel: each column shows how full its chunks are, and the dependent share of that.
 function drawBarColumns(g, of, width, w, y, bottom) {
   const chunkAt = x => Math.floor((x - bars.left) / w);
   for (let x = bars.left; x < width; x++) {
@@ -134,7 +134,7 @@ function fillBatch() {
   fillChunkLegend(plan);
 }
 
-// Counts the chunks that are drawn, which may be those of one rank.
+// Counts the chunks that are drawn; with several ranks, those of one.
 function fillChunkLegend(plan) {
   const kinds = plan.chunks.chain.map((_, i) => kindOf(plan.chunks, i));
   const hues = new Set((plan.chunks.tree || plan.chunks.chain).filter((_, i) => plan.chunks.chain[i] >= 0)).size;

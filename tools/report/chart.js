@@ -1,4 +1,4 @@
-// chart.js - the chart of passes by stage, and moving about in it.
+// chart.js - the chart of passes by stage, and its navigation.
 
 const GUTTER = 62, TITLE = 22, AXIS = 26, GAP = 12;
 const chart = {lanes: [], titles: [], width: 0};
@@ -21,7 +21,7 @@ function axisLabel(at, step) {
   return step >= 1e-6 ? at.toFixed(digits) : at.toPrecision(3);
 }
 
-// Marks on the time axis: whole steps, with labels that do not touch. The first one names the unit.
+// Draws marks on the time axis: whole steps, with labels that do not touch. The first one names the unit.
 function drawAxis(g, left, width, y, from, to) {
   if (!(to > from)) return;
   const step = roundUp((to - from) * 92 / width), first = Math.ceil(from / step);
@@ -36,8 +36,8 @@ function drawAxis(g, left, width, y, from, to) {
 
 // ---- passes that are narrower than a pixel ----
 
-// Boxes along a lane from left to right that are below a pixel: a column has the mean of what is in it, so that its
-// hue says what there is most of, and a pale one that it is idle for a part.
+// Merges a lane's boxes that are narrower than a pixel, from left to right. A column gets the mean colour of its boxes,
+// so that its hue shows the most frequent kind, and a pale one partial idling.
 function columnMerger(colours) {
   const cover = new Float64Array(colours.length), paint = colours.map(pixelOf);
   let column = -1;
@@ -76,7 +76,7 @@ function columnMerger(colours) {
 
 // ---- one pass ----
 
-// The colours of a lane: by kind of pass, or by chain with standalone chunks in two greys.
+// Returns the colours of a lane: by kind of pass, or by chain with standalone chunks in two greys.
 function paletteOf() {
   return state.colours === "pass" ? colour.pass : [...colour.chain, colour.alone, colour.aloneAlt];
 }
@@ -110,7 +110,7 @@ function hatch(g) {
   return colour.hatch = g.createPattern(tile, "repeat");
 }
 
-// Hatching for replays, a stripe above for a chain, one below for dropped activations.
+// Draws hatching for replays, a stripe above for a chain, and one below for dropped activations.
 function drawMarks(g, s, st, i, x0, w, y, h) {
   const letter = LETTERS[st.letter[i]], chain = hueOf(s, st.chunk[i]);
   if (w > 5 && letter === "R") {
@@ -130,7 +130,7 @@ function drawMarks(g, s, st, i, x0, w, y, h) {
 
 const inkOf = (s, st, i) => inkOn(paletteOf()[colourOf(s, st, i)]);
 
-// One pass that is a pixel wide or more. Its name stands in it where there is room for all of it.
+// Draws a pass that is at least a pixel wide, with its name if there is room for all of it.
 function drawPass(g, s, st, i, x0, x1, y, h) {
   const w = x1 - x0;
   g.fillStyle = paletteOf()[colourOf(s, st, i)];
@@ -145,7 +145,7 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
 
 // ---- idle time ----
 
-// Idle time by cause: low boxes, so that none is taken for a pass of a chain with that hue.
+// Draws idle time by cause, in low boxes, so that none is mistaken for a pass of a chain with that hue.
 function drawPieces(g, st, y, h, x, from, to) {
   const merger = columnMerger(colour.cause);
   for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
@@ -153,7 +153,7 @@ function drawPieces(g, st, y, h, x, from, to) {
   merger.draw(g, y, h);
 }
 
-// ---- passes that are too many to be named: the passes of a sequence are one box ----
+// ---- passes too many to be named: the passes of a sequence are one box ----
 
 const LEAST_NAMED = 9, MOST_GROUPED = 20000; // pixels of the mean pass; passes in sight
 const MOST_LANES = 16;                       // more leave no room for rows in a lane
@@ -163,10 +163,10 @@ const isMany = (s, n) => panels().length * s.stages.length <= MOST_LANES && n <=
   && n * LEAST_NAMED > (chart.width - GUTTER) * s.stages.length;
 const isGrouped = s => isMany(s, inSight(s));
 
-// The rows of a lane from above: letters, and the part of the height.
+// The rows of a lane from above: letters, and their share of the height.
 const ROWS = [{letters: "F", part: 0.42}, {letters: "RBI", part: 0.42}, {letters: "W", part: 0.16}];
 
-// The runs of passes of one sequence, or of one standalone chunk, among the passes of a row.
+// Finds the runs of passes of one sequence, or of one standalone chunk, among the passes of a row.
 function runsOf(s, st, letters, from, to) {
   const runs = [];
   let run = null;
@@ -182,7 +182,7 @@ function runsOf(s, st, letters, from, to) {
   return runs;
 }
 
-// Its name stands on a ground of its own, where it ends before the next run begins.
+// Draws a run's name on its own background, if it ends before the next run begins.
 function nameRun(g, s, st, run, fill, x0, end, y, h) {
   const letter = LETTERS[st.letter[run.passes[run.passes.length - 1]]];
   const numbers = run.low + (run.high > run.low ? "-" + run.high : "");
@@ -194,7 +194,7 @@ function nameRun(g, s, st, run, fill, x0, end, y, h) {
   g.fillText(text, x0 + 2, y + h / 2 + 2);
 }
 
-// A row of a lane: pale boxes from the first to the last pass of each run, its passes in them, and its name.
+// Draws a row of a lane: a pale box from the first to the last pass of each run, its passes in it, and its name.
 function drawRuns(g, lane, letters, y, h) {
   const {s, st} = lane, x = scaleOf(s), paint = paletteOf();
   const runs = runsOf(s, st, letters, state.from / s.tick, state.to / s.tick), merger = columnMerger(paint);
@@ -257,7 +257,7 @@ function drawPasses(g, {s, st, y, h}, x, from, to) {
   merger.draw(g, y, h);
 }
 
-// Everything but the marked chunks steps back.
+// Shades everything except the marked chunks.
 function shadeUnmarked(g, s, st, y, h, x, from, to) {
   let at = GUTTER;
   g.fillStyle = colour.shade;
@@ -270,7 +270,7 @@ function shadeUnmarked(g, s, st, y, h, x, from, to) {
   if (at < chart.width) g.fillRect(at, y, chart.width - at, h);
 }
 
-// ---- what lies over the lanes ----
+// ---- overlays on the lanes ----
 
 // Counts the passes of a schedule that are in sight.
 function inSight(s) {
@@ -280,14 +280,15 @@ function inSight(s) {
 
 const laneOf = (s, stage) => chart.lanes.find(lane => lane.s === s && lane.stage === stage);
 
-// From one lane to another, edge to edge.
+// Draws a line from one lane to another, edge to edge.
 function line(g, s, from, fromTicks, to, toTicks) {
   const x = scaleOf(s), a = laneOf(s, from), b = laneOf(s, to), down = b.y > a.y;
   g.moveTo(x(fromTicks), down ? a.y + a.h : a.y);
   g.lineTo(x(toTicks), down ? b.y : b.y + b.h);
 }
 
-// Not where there are so many that nothing else would be seen. What left before the part in sight may arrive in it.
+// Draws transfers, unless they are so many that they would hide everything else. One that left before the visible part
+// may arrive in it.
 function drawTransfers(g, s) {
   if (!(s.from.latency > 0 || s.from.seconds_per_token > 0) || inSight(s) > 1500) return;
   const from = (state.from - (state.to - state.from)) / s.tick;
@@ -319,7 +320,7 @@ function drawCritical(g, s) {
   g.stroke();
 }
 
-// The pass at hand, and a dashed line from the one on another stage that it waited for.
+// Draws the focused pass, and a dashed line from the pass on another stage that it waited for.
 function drawFocus(g) {
   const f = state.focus;
   if (!f) return;
@@ -340,8 +341,8 @@ function drawFocus(g) {
 
 // ---- the whole chart ----
 
-// High enough to read where there are few stages, higher where all passes stand in rows; a browser's canvas has an end
-// where there are very many stages.
+// Returns a lane's height: readable if stages are few, larger if all passes are in rows, smaller if the stages are so
+// many that a browser's canvas would end.
 function laneHeight(s) {
   const n = s.stages.length, lanes = n * Math.max(1, panels().length);
   const most = isMany(s, s.stages.reduce((sum, st) => sum + st.n, 0)) ? 46 : 26;
@@ -366,7 +367,7 @@ function layOut() {
   return y + AXIS - GAP + 6;
 }
 
-// Stages are named where the names do not touch.
+// Draws the stages' names if they do not touch.
 function drawLabels(g, height) {
   g.fillStyle = colour.page;
   g.fillRect(0, 0, GUTTER, height);
@@ -423,7 +424,7 @@ function words(found) {
   return found.i !== undefined ? passWords(s, found.stage, found.i) : gapWords(s, found.stage, found.piece);
 }
 
-// follow: the chart moves so that the pass is in sight.
+// follow: the chart moves so that the pass is visible.
 function focusOn(found, follow) {
   state.focus = found && found.i !== undefined ? found : null;
   byId("details").textContent = words(found) || "Point at a pass or touch it; the arrow keys go to the next.";
@@ -435,7 +436,7 @@ function focusOn(found, follow) {
   request("gantt");
 }
 
-// Marks the chain of a pass, or its chunk where it has none; a second time clears it.
+// Marks the chain of a pass, or its chunk if it has none; a second call clears the mark.
 function mark(found) {
   if (!found || found.i === undefined) state.chain = null;
   else {
@@ -464,13 +465,13 @@ function zoom(factor, where) {
 const pan = part => show(state.from + part * (state.to - state.from), state.to + part * (state.to - state.from));
 const middle = () => (state.from + state.to) / 2;
 
-// To the schedule that is so many behind the one that is shown.
+// Shows the schedule that is `by` places after the current one.
 function step(by) {
   const i = drawable.indexOf(state.schedule);
   choose(drawable[(i + by + drawable.length) % drawable.length]);
 }
 
-// To the pass beside the one at hand, or to the one of that time on the stage above or below.
+// Moves to the pass next to the focused one, or to the one at that time on the stage above or below.
 function walk(dx, dy) {
   if (state.schedule < 0) return;
   const s = scheduleAt(state.focus ? state.focus.schedule : state.schedule);
@@ -506,7 +507,7 @@ function findChunk(chunk) {
   mark(state.focus);
 }
 
-// ---- the part in sight as SVG ----
+// ---- the visible part as SVG ----
 
 const MOST_SAVED = 20000;
 
@@ -530,7 +531,7 @@ function savedLane(out, lane) {
   }
 }
 
-// Times at both ends of the axis, the title of each schedule, and its lanes.
+// Draws times at both ends of the axis, the title of each schedule, and its lanes.
 function chartAsSvg() {
   const height = layOut(), out = svg("svg", {xmlns: "http://www.w3.org/2000/svg", width: chart.width, height,
     viewBox: `0 0 ${chart.width} ${height}`, "font-family": "Helvetica, Arial, sans-serif", "font-size": 11});
@@ -577,7 +578,7 @@ const keys = {
 
 const hasModifier = event => event.ctrlKey || event.metaKey || event.altKey;
 
-// Dragging moves; a press that does not move is a click.
+// Moves the chart on dragging; a press that does not move is a click.
 function listenToDrags(canvas) {
   let grip = null;
   canvas.addEventListener("pointermove", event => {
@@ -612,7 +613,7 @@ function listenToDrags(canvas) {
   canvas.addEventListener("pointercancel", release);
 }
 
-// A wheel alone scrolls the page; across it moves the chart, with Ctrl it zooms.
+// Leaves a vertical wheel to the page's scrolling; a horizontal one moves the chart, and with Ctrl it zooms.
 function listenToWheel(canvas) {
   canvas.addEventListener("wheel", event => {
     const across = event.shiftKey ? event.deltaY : event.deltaX, down = event.shiftKey ? 0 : event.deltaY;

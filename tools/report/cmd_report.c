@@ -78,7 +78,8 @@ static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
     what.kind = kind;
     what.k = m->k;
     what.split_backward = split;
-    /* One schedule gets all options, and is refused if it cannot have them. Several get those that they can have. */
+    /* A single schedule gets all options, and is refused if it does not support them. Several get those that they
+       support. */
     if (m->asked->kind || kind == CF_SCHEDULE_PAPER) what.replay = (cf_replay)m->asked->replay;
     if (m->asked->kind) {
         what.n_virtual = m->asked->n_virtual;
@@ -92,8 +93,7 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* Returns the kind of the main schedule: the one asked for, or of cp groups on one stage, else the one that is searched
-   for. */
+/* Returns the kind of the main schedule: the requested one; with cp groups on one stage, paper; else best. */
 static cf_schedule_kind main_kind(const maker *m) {
     if (m->asked->kind) return (cf_schedule_kind)m->asked->kind;
     return pipeline_takes_paper(&m->pipe) ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST;

@@ -1,4 +1,5 @@
-/* cmd_reproduce.c - chunkflow reproduce: the ChunkFlow paper's numbers beside those of models and schedules here.
+/* cmd_reproduce.c - chunkflow reproduce: compares the ChunkFlow paper's numbers with those of the models and schedules
+   here.
 
    The paper is arXiv 2503.02356 (ICML 2025). Its numbers are quoted as published; nothing is fitted to them unless a
    note says so. */
@@ -59,7 +60,7 @@ static const example examples[] = {
     {"ChunkSize 2, K = 2", {1, 1, 2, 4}, 2, 2, 0, 47.8, ' '},
 };
 
-/* Finds the percentage of the four stages' time without useful work; a replay is not useful. */
+/* Computes the percentage of the four stages' time without useful work; a replay is not useful. */
 static int example_bubble(const example *e, cf_schedule_kind kind, cf_replay replay, double *bubble) {
     cf_pack_desc pack;
     cf_schedule_desc order;
@@ -158,7 +159,7 @@ static int model_measurement(const measurement *at, int64_t live, cf_memory_repo
     return cf_memory_estimate(&desc, &load, 1, memory, 1, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-/* Finds the share of a million conversations, without those of more than 32K, whose plain training stays below
+/* Computes the share of a million conversations, without those of more than 32K, whose plain training stays below
    `gib`. */
 static int share_below(double gib, double *share) {
     measurement at = {0, 0, 0};
@@ -298,8 +299,8 @@ static cf_gpu gpu_with_launch(double launch) {
     return gpu;
 }
 
-/* Returns the description with which all searches here begin. Memory is not the question, so it has no limit. *gpu must
-   outlive it. */
+/* Returns the description from which all searches here start. It has no memory limit, because memory is not compared
+   here. *gpu must outlive it. */
 static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, int64_t pp, cf_recompute recompute) {
     cf_tune_desc desc;
 
@@ -534,7 +535,7 @@ static int add_chunked(const setting *at, const cf_gpu *gpu, cf_schedule_kind ki
     return add_fastest(lengths, &desc, sum);
 }
 
-/* Finds the speedups. ratios: with the paper's schedule, with the best. */
+/* Computes the speedups. ratios: with the paper's schedule, with the best. */
 static int find_speedups(const setting *at, double launch, const reproduce_options *asked, double ratios[2]) {
     cf_gpu gpu = gpu_with_launch(launch);
     double unsplit = 0, paper = 0, best = 0;
@@ -555,7 +556,7 @@ static int find_speedups(const setting *at, double launch, const reproduce_optio
     return code;
 }
 
-/* Draws one model's chart: the ratios against the cost of a launch, and the paper's ratio, whose launch cost is not
+/* Draws one model's chart: the ratios against the cost of a launch, and the paper's ratio, for which no launch cost is
    given. */
 static void draw_speedup(sheet *s, const setting *at, double ratios[N_LAUNCHES][2]) {
     double x[N_LAUNCHES], y[3][N_LAUNCHES];

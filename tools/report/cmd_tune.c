@@ -186,7 +186,7 @@ static int fill_desc(tune_job *job) {
     modelling_take_terms(&asked->terms, &desc->memory);
     memory = desc->memory;
     memory.model = desc->model;
-    memory.parallel = desc->parallel; /* the least of everything searched for: then the ring has at most these bytes */
+    memory.parallel = desc->parallel; /* the least of all split choices: the ring then has at most these bytes */
     if (asked->no_outputs && asked->terms.outputs > 0)
         return cli_usage("tune", "--outputs is for all, --no-outputs for none");
     if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
@@ -253,7 +253,7 @@ static volatile sig_atomic_t interrupted, answered;
 
 enum { GRACE = 5 }; /* seconds after Ctrl-C in which a first answer may still come */
 
-/* Ends the program: nothing is written so far, and there is nothing to print. */
+/* Ends the program: nothing has been written, and there is nothing to print. */
 static void give_up(int number) {
     static const char words[] = "chunkflow tune: ended by Ctrl-C before there was a first answer\n";
     ssize_t written;
@@ -265,7 +265,7 @@ static void give_up(int number) {
     _exit(CLI_INTERRUPTED);
 }
 
-/* Notes Ctrl-C. The search asks for it only once it has an answer, which takes minutes with batches of millions of
+/* Records Ctrl-C. The search checks it only once it has an answer, which takes minutes with batches of millions of
    chunks. */
 static void note_interrupt(int number) {
     interrupted = 1;
@@ -281,9 +281,10 @@ static void note_answer(void) {
 }
 
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress, without a terminal */
-enum { BASELINE_PERCENT = 15 };          /* time of the baselines behind a search, which is not counted beforehand */
+/* share of time for the baselines after a search, whose work is not counted beforehand */
+enum { BASELINE_PERCENT = 15 };
 
-/* Shows the state of the search: in a terminal beside the bar, in the log of a job on a line of its own. */
+/* Shows the state of the search: in a terminal next to the bar, in a job's log on a line of its own. */
 static void say_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
     double all = (double)progress->total * (1 + BASELINE_PERCENT / 100.0), part = (double)progress->done / all;
@@ -439,7 +440,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
         puts("                  It streams the states of cp groups, which the C trainer refuses; see --no-stream");
 }
 
-/* Prints the baseline, beside the winner if there is one. */
+/* Prints the baseline, compared with the winner if there is one. */
 static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
     int spreads; /* 1: --max-cp could be added to these options */
@@ -549,8 +550,8 @@ static void add_times(table *t, const cf_tune_candidate *c, double winner, const
     table_real(t, c->waiting);
 }
 
-/* Returns whether a candidate takes the same time as an earlier one with the same ChunkSize and split; then it is not
-   worth a line. */
+/* Returns whether a candidate takes the same time as an earlier one with the same ChunkSize and split; it then gets no
+   line. */
 static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[rank]];
     int64_t i;
@@ -561,13 +562,13 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-/* Returns in which settings a candidate is not as plain as most: replay 1, outputs 2, recompute 4, state 8. */
+/* Returns the settings in which a candidate differs from the plain case: replay 1, outputs 2, recompute 4, state 8. */
 static unsigned unusual_settings(const cf_tuning *tuning, const cf_tune_candidate *c) {
     return (c->replay != CF_REPLAY_LOCAL) | (unsigned)(c->outputs > 0) << 1 |
            (unsigned)(c->recompute != tuning->candidates[0].recompute) << 2 | (unsigned)(c->state_window > 0) << 3;
 }
 
-/* Returns the columns that would say nothing in this table. */
+/* Returns the columns that would have no information in this table. */
 static unsigned idle_columns(const cf_tuning *tuning) {
     unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE, unusual = 0;
     int64_t i;
@@ -577,7 +578,8 @@ static unsigned idle_columns(const cf_tuning *tuning) {
     return (unusual & 8 ? 0 : streams) | (7 & ~unusual) << COLUMN_REPLAY;
 }
 
-/* Prints the candidates: a few for people, all for scripts. *same: number of those not worth a line. */
+/* Prints the candidates: a few for people, all for scripts. *same: number of those without a line because they repeat
+   another. */
 static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
     int64_t i, shown = 0, most = job->asked->tsv ? tuning->n_ranked : job->asked->show;
@@ -615,7 +617,7 @@ static int print_ranking(const tune_job *job, const cf_tuning *tuning, const bas
     return code;
 }
 
-/* Returns whether another candidate of c's split, dropped before it was timed in full, may be faster than c. None is
+/* Returns whether another candidate of c's split, given up before it was timed in full, may be faster than c. None is
    faster than the fastest of all. */
 static int is_beatable(const cf_tuning *tuning, const cf_tune_candidate *c) {
     int64_t i;
@@ -814,8 +816,8 @@ static int print_frontier(const cf_tuning *tuning) {
     return code;
 }
 
-/* Returns whether a candidate repeats an earlier one. CP groups on one stage have one kind of schedule, so of the given
-   kinds all except the first repeat it. */
+/* Returns whether a candidate repeats an earlier one. Cp groups on one stage have one kind of schedule, so all given
+   kinds except the first repeat it. */
 static int repeats_another(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
@@ -851,13 +853,15 @@ static int print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
-/* Returns whether two candidates differ only in streaming and recomputation; such candidates are neighbours. */
+/* Returns whether two candidates differ only in streaming and recomputation; such candidates are neighbours in the
+   list. */
 static int only_relief_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
            a->replay == b->replay;
 }
 
-/* Returns whether candidate `i` does not fit with any relief. Only the last of such neighbours says so. */
+/* Returns whether candidate `i` does not fit with any streaming and recomputation. Only the last of such neighbours
+   returns 1. */
 static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
     const cf_tune_candidate *all = tuning->candidates;
     int64_t j;
@@ -878,7 +882,7 @@ static void add_infeasible(table *t, const cf_tuning *tuning, const cf_tune_cand
     table_text(t, c->why);
 }
 
-/* Prints the least K that does not fit for each ChunkSize, of the winner's split or, without a winner, of all. */
+/* Prints the smallest K that does not fit for each ChunkSize, for the winner's split or, without a winner, for all. */
 static int print_infeasible(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "ChunkSize", .key = 1}, {.heading = "from K", .key = 1},
@@ -951,8 +955,7 @@ static int print_tuning(const tune_outcome *o) {
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Forgets a baseline whose search was interrupted: it is not the best without chunks, and nothing is compared with
-   it. */
+/* Discards a baseline whose search was interrupted: it may not be the best one, so nothing is compared with it. */
 static void forget_baseline(baseline_tuned *base) {
     memset(base, 0, sizeof *base);
     base->best.status = CF_TUNE_UNTRIED;
@@ -960,7 +963,7 @@ static void forget_baseline(baseline_tuned *base) {
 }
 
 /* Tries whole sequences with optimizer states in host memory, then with parameters as well, if none fit otherwise and
-   the user has not asked where these lie. */
+   the user has not chosen where these are. */
 static cf_result try_away(tune_job *job, const cf_tune_desc *whole, tune_outcome *o, cf_error *error) {
     cf_tune_desc desc = *whole;
     cf_result result = CF_OK;
@@ -1003,7 +1006,7 @@ static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_recipe(job->lengths, job->n, &whole, recipe, &error);
     if (recipe->best.status == CF_TUNE_OK && base->best.status != CF_TUNE_OK)
-        *base = *recipe; /* in the requested splits nothing fits without chunks, but this does */
+        *base = *recipe; /* nothing fits without chunks in the requested splits, but this does */
     if (result == CF_OK && !job->asked->costs) result = try_away(job, &whole, o, &error);
     progress_end();
     cli_signals_restore();

@@ -1,9 +1,9 @@
-// memory.js - what each stage holds over time.
+// memory.js - draws the amount that each stage holds over time.
 
 const MEMORY_HEIGHT = 220, MEMORY_TOP = 14;
 const plot = makeScratch();
 
-// {all, name} of the limit that a schedule had to keep to; null where there is none.
+// Returns {all, name} of the limit for which a schedule was made; null if there is none.
 function limitOf(s) {
   const from = s.from;
   if (data.held === "bytes" && !data.limit_bytes) return null;
@@ -23,7 +23,7 @@ function stageColour(stage, n) {
   return `hsl(${Math.round(262 - 212 * t)} 62% ${isDark() ? 62 : 42}%)`;
 }
 
-// A stage's line: in each column of pixels from the least to the most that is held in it.
+// Draws a stage's line: each column of pixels goes from the least to the most held in it.
 function drawHeld(s, stage, y, ratio) {
   const st = s.stages[stage], width = plot.canvas.width, left = GUTTER * ratio;
   const scale = (width - left) / (state.to - state.from), x = t => left + (t * s.tick - state.from) * scale;
@@ -60,7 +60,7 @@ function heldAt(st, ticks) {
   return i < 0 || ticks > st.end[st.n - 1] ? -1 : st.held[i];
 }
 
-// Names each line where the other lines, and names that stand already, are farthest from the name.
+// Names each line at the place farthest from other lines and existing names.
 function nameLines(g, s, y) {
   const n = s.stages.length, places = 40, taken = [];
   if (n > MOST_NAMED) return;
@@ -93,7 +93,7 @@ function peakOf(s) {
   return most * share(s);
 }
 
-// The largest of KiB, MiB, ... of which there are at least two.
+// Returns the largest of KiB, MiB, ... in which x is at least two.
 function memoryUnit(x) {
   const names = ["bytes", "KiB", "MiB", "GiB", "TiB"];
   let i = 0, size = 1;
@@ -127,7 +127,7 @@ function drawLimit(g, width, limit, y) {
   g.fillText(limit.name, Math.max(0, width - textWidth(g, limit.name) - 2), y(limit.all) - 8);
 }
 
-// A limit far above all that is held would press the lines to the ground: it is only named.
+// Returns the limit to draw. One far above all held amounts would flatten the lines: it is only named.
 function shownLimit(s) {
   const limit = limitOf(s), peak = s.peak || (s.peak = peakOf(s) || 1);
   return limit && limit.all <= 2 * peak ? limit : null;

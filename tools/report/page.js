@@ -1,10 +1,10 @@
-// page.js - what all parts of a page share: elements, numbers, colours, canvases, the tip. All text from outside goes
-// through textContent, never through markup. The scripts of tools/report/ are put into one function, in the order that
-// report.html.in names them.
+// page.js - shared by all parts of a page: elements, numbers, colours, canvases, the tip. All text from outside is set
+// through textContent, never through markup. The scripts of tools/report/ are put into one function, in the order in
+// which report.html.in names them.
 
 const byId = id => document.getElementById(id);
 
-// The data of a part of the page; null where the page does not have that part.
+// Returns the data of a part of the page; null if the page does not have that part.
 const readData = id => JSON.parse(byId(id).textContent);
 
 // ---- elements ----
@@ -35,7 +35,7 @@ function svg(tag, options, text) {
 
 const swatch = fill => element("i", {class: "swatch", style: {background: fill}});
 
-// A cell that is not an element of its own becomes one.
+// Makes a table row; a cell that is not an element becomes one.
 function row(cells, options) {
   const made = element("tr", options);
   for (const cell of cells) made.append(cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell));
@@ -54,7 +54,7 @@ const count = x => isWhole(x) ? inWhole.format(x) : number(x);
 
 const narrow = matchMedia("(max-width: 760px)");
 
-// The columns of these names stay on a narrow page; the style sheet hides the others there.
+// Keeps the columns of these names on a narrow page; the style sheet hides the others there.
 function keepOnNarrow(table, names) {
   const kept = [...table.rows[0].cells].map(cell => names.includes(cell.textContent));
   for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.classList.toggle("minor", !kept[i]));
@@ -67,7 +67,7 @@ function number(x) {
   return inSix.format(x);
 }
 
-// 11 seconds are 11.0 in text and tables alike.
+// Formats 11 seconds as 11.0, in text and tables alike.
 const inThree = new Intl.NumberFormat("en-US", {minimumSignificantDigits: 3, maximumSignificantDigits: 3});
 
 function estimate(x) {
@@ -87,7 +87,7 @@ const offloadWords = offload => offload & 1 ? ", checkpoints in host memory" : "
 const percent = x => (100 * x).toFixed(2) + " %";
 const gib = x => (x / 1073741824).toFixed(2) + " GiB";
 
-// A number as text, with its exact value for whoever reads the page by program.
+// Returns a number as text, with its exact value for programs that read the page.
 const exact = (value, text) => element("data", {value: String(value)}, text);
 
 // 8192 becomes 8K.
@@ -97,7 +97,7 @@ function shortCount(x) {
   return count(x);
 }
 
-// The first of 1, 2, 5, 10, ... times a power of ten that is not below x.
+// Returns the smallest of 1, 2, 5, 10, ... times a power of ten that is not below x.
 function roundUp(x) {
   const power = Math.pow(10, Math.floor(Math.log10(x)));
   for (const step of [1, 2, 5, 10]) if (power * step >= x) return power * step;
@@ -109,7 +109,7 @@ function roundUp(x) {
 const LETTERS = "FRBIW";
 let colour = {};
 
-// Those of the style sheet, for what is drawn on a canvas.
+// Reads the style sheet's colours, for drawing on a canvas.
 function readColours(nCauses) {
   const style = getComputedStyle(document.documentElement);
   const get = name => style.getPropertyValue("--" + name).trim();
@@ -126,7 +126,7 @@ function readColours(nCauses) {
 
 const chainColour = chain => colour.chain[chain % colour.chain.length];
 
-// A colour as a pixel of an ImageData.
+// Returns a colour as a pixel of an ImageData.
 const pixels = new Map();
 const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
 
@@ -139,7 +139,7 @@ function pixelOf(text) {
   return pixels.get(text);
 }
 
-// Black or white, whichever is read better on a colour.
+// Returns black or white, whichever is more readable on a colour.
 function inkOn(text) {
   const pixel = pixelOf(text), part = [0, 8, 16].map(bits => Math.pow((pixel >> bits & 255) / 255, 2.2));
   return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2] > 0.18 ? "#10141a" : "#ffffff";
@@ -153,7 +153,7 @@ const onPaper = () => document.documentElement.classList.contains("paper");
 
 const widthOf = canvas => Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
 
-// Makes it sharp and empty; returns its context, which is in CSS pixels.
+// Clears a canvas and scales it to be sharp; returns its context, which is in CSS pixels.
 function prepare(canvas, height) {
   const ratio = Math.max(window.devicePixelRatio || 1, onPaper() ? 2 : 1);
   const width = widthOf(canvas);
@@ -172,7 +172,7 @@ function prepare(canvas, height) {
   return {g, width, height};
 }
 
-// Measuring a text takes longer than drawing it.
+// Cached, because measuring a text takes longer than drawing it.
 const widths = new Map();
 
 function textWidth(g, text) {
@@ -183,7 +183,7 @@ function textWidth(g, text) {
   return widths.get(text);
 }
 
-// A canvas to set pixels of, which is then drawn onto another: one picture in place of thousands of boxes.
+// Makes a canvas for setting pixels, which is then drawn onto another: one picture instead of thousands of boxes.
 function makeScratch() {
   const canvas = document.createElement("canvas"), scratch = {canvas, image: null, cells: null};
   scratch.clear = (width, height) => {
@@ -202,7 +202,7 @@ function makeScratch() {
   return scratch;
 }
 
-// ---- drawing when the browser is ready to ----
+// ---- drawing when the browser is ready ----
 
 const painters = {}; // by name; each part of the page adds its own
 const waiting = {};
@@ -218,7 +218,7 @@ function request(...names) {
   }
 }
 
-// ---- the tip beside the pointer ----
+// ---- the tip next to the pointer ----
 
 function showTip(text, event) {
   const tip = byId("tip");

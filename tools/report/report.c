@@ -29,7 +29,7 @@ static void write_lengths(json_writer *w, const packing *packed) {
         json_list_close(w);                                                                  \
     } while (0)
 
-/* Writes the chunks of the scheduled rank; of their slices sequence, begin and length, one after the other. */
+/* Writes the chunks of the scheduled rank; for their slices sequence, begin and length, one after another. */
 static void write_chunks(json_writer *w, const cf_plan *plan, int64_t first) {
     int64_t i, n = 0, end = first + plan->chunks_per_rank;
 
@@ -138,7 +138,7 @@ static void write_letters(const stream *t, int64_t stage) {
     json_string_close(t->w);
 }
 
-/* Writes which event each pass started right after: 1 the previous pass, 2 the neighbour's, 0 neither. */
+/* Writes the event after which each pass started: 1 the previous pass, 2 the neighbour's, 0 neither. */
 static void write_bindings(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     int64_t i, before = -1;
@@ -190,8 +190,8 @@ static void write_held(const stream *t, int64_t stage) {
     json_list_close(t->w);
 }
 
-/* Writes a stage's idle pieces. First come digits: how many pieces lie before each pass, and how many after the last
-   one. Then each piece has its cause and its ticks. */
+/* Writes a stage's idle pieces. Digits come first: the number of pieces before each pass, and after the last one. Then
+   each piece has its cause and its ticks. */
 static void write_idle(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     const idle_report *idle = &t->s->idle;
@@ -321,7 +321,7 @@ static void write_memory(json_writer *w, const report_schedule *s) {
     json_close(w, ']');
 }
 
-/* Writes idle time by stage and cause. With the time of its passes, a stage's numbers add up to the makespan. */
+/* Writes idle time by stage and cause. A stage's numbers and the time of its passes add up to the makespan. */
 static void write_causes(json_writer *w, const report_schedule *s) {
     int64_t stage;
     int cause;

@@ -1,5 +1,5 @@
-/* report.h - one HTML file that shows a batch, its chunks and its schedules: the findings of `chunkflow report`, and
-   their writers. `chunkflow tune` and `chunkflow reproduce` write their own pages with the same frame. A page is the
+/* report.h - one HTML file that shows a batch, its chunks and its schedules: the data of `chunkflow report`, and their
+   writers. `chunkflow tune` and `chunkflow reproduce` write their own pages with the same frame. A page consists of the
    files in tools/report/; only its numbers differ, which are JSON objects inside it. */
 
 #ifndef CHUNKFLOW_REPORT_H
@@ -13,12 +13,13 @@
 enum {
     REPORT_MOST_SCHEDULES = 8,
     REPORT_MOST_TRIES = 16,
-    REPORT_MOST_RANKS = 64,         /* ranks to simulate; of others the page only tells their work */
-    REPORT_MOST_PASSES = 300000,    /* passes to draw, of one schedule */
-    REPORT_MOST_SLICES = 300000     /* slices to show, of one plan */
+    REPORT_MOST_RANKS = 64,         /* largest number of ranks to simulate; for further ranks the page has only their
+                                       work */
+    REPORT_MOST_PASSES = 300000,    /* largest number of passes to draw, of one schedule */
+    REPORT_MOST_SLICES = 300000     /* largest number of slices to show, of one plan */
 };
 
-/* A plan that some schedules are for. */
+/* A plan of one or more schedules. */
 typedef struct report_plan {
     const char *name;
     const cf_plan *plan;
@@ -31,12 +32,12 @@ typedef struct report_schedule {
     int measured;             /* 1: its times were measured */
     int fits, held_down;      /* 1: it fits on the GPU; held_down 1: only because it was made again under a limit */
     cf_recompute recompute;   /* with a model */
-    int offload;              /* what lies in host memory (cf_memory_desc.offload) */
+    int offload;              /* parts in host memory (cf_memory_desc.offload) */
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const cf_memory_report *memory; /* (n_stages) at the peak of each stage; NULL without a model */
     int64_t fullest;          /* the stage with most memory */
-    cf_timing timing;         /* of its transfers; `stages` must not be used */
+    cf_timing timing;         /* of its transfers; do not use `stages` */
     idle_report idle;
     int64_t *held;            /* (n_actions) from held_make */
 } report_schedule;
@@ -71,7 +72,7 @@ typedef struct report {
     report_schedule schedules[REPORT_MOST_SCHEDULES];
     pipeline_run runs[REPORT_MOST_SCHEDULES]; /* the schedules' runs, parallel to them */
     int n_schedules;
-    baseline unsplit;         /* its plan; its run is among `runs` */
+    baseline unsplit;         /* its plan; its run is in `runs` */
     baseline_tuned context;   /* if context parallelism is the faster baseline; otherwise its `best` is untried */
     int baseline, best;       /* indices of the unsplit schedule and of the chunked one that the page is about; -1: none
                                  fits */
@@ -82,7 +83,7 @@ typedef struct report {
     int n_tries;
     report_rank *ranks;       /* (n_ranks) or NULL */
     int64_t n_ranks;
-    int slowest;              /* 1: pipe->rank is the slowest of them; 0: it was asked for */
+    int slowest;              /* 1: pipe->rank is the slowest of them; 0: it was requested */
     const char *rank_schedule; /* name of the ranks' schedule */
     int predicted, measured;  /* the two schedules of --measured; -1 without */
     report_error errors[CF_COMPUTE_PASS_COUNT];
@@ -94,46 +95,45 @@ typedef struct report {
 void report_start(report *r, const packing *packed, const pipeline *pipe, int64_t k);
 void report_free(report *r);
 
-/* The first makes the baseline, or notes why there is none. The second makes a schedule of the chunks; the shortest one
-   that fits becomes the best. Both return exit codes. */
+/* The first makes the baseline, or records why there is none. The second makes a schedule of the chunks; the shortest
+   one that fits becomes the best. Both return exit codes. */
 int report_add_baseline(report *r, const packing_options *asked, const baseline_rule *rule);
 int report_add_case(report *r, const char *name, const pipeline_case *what);
 
-/* Returns the time of a schedule; if all ranks run in step, that of all. */
+/* Returns the time of a schedule; if all ranks run in lockstep, their common time. */
 double report_seconds(const report *r, const report_schedule *s);
 
-/* Tests whether the baseline is faster, or fits only, with context parallelism. Returns an exit code. */
+/* Tests whether the baseline is faster, or only fits, with context parallelism. Returns an exit code. */
 int report_add_context(report *r, const packing_options *asked);
 
-/* Takes over a run as the next schedule, with its idle time and its memory over time. recompute: 0 for what the options
-   say. measured: measured times, or NULL for simulated ones. */
+/* Takes over a run as the next schedule, with its idle time and its memory over time. recompute: 0 for the options'
+   own. measured: measured times, or NULL for simulated ones. */
 int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
                    cf_recompute recompute, const cf_timeline *measured);
 
 /* Adds all ranks, if there are several. `simulate` makes the run of one rank. If it cannot, the rank has no time;
-   without memory everything ends. name: of the schedule that it makes. pipe: the report's; if it is for every rank, its
-   rank becomes the slowest, and the schedules that follow are of that. Returns an exit code. */
+   running out of memory ends everything. name: of that schedule. pipe: the report's; if it is for every rank, its rank
+   becomes the slowest, and the following schedules are that rank's. Returns an exit code. */
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
 int report_add_ranks(report *r, pipeline *pipe, const char *name, report_rank_fn simulate, void *user);
 
-/* Tries other options on the best schedule, if there are a model and a GPU, one after the other: other ChunkSizes (for
-   one rank), no recomputation, more chunks kept of a chain (--k) and in all (--limit), virtual stages and evener
+/* Tries other options on the best schedule, one after another, if there are a model and a GPU: other ChunkSizes (for
+   one rank), no recomputation, more chunks kept of a chain (--k) and in all (--limit), virtual stages, and more even
    stages. All tries keep to the GPU's bytes, as every `best` does. what: the case to change; asked: how the list was
-   packed. Returns an exit code. A change that cannot be made is left out, unless memory runs out. */
+   packed. Returns an exit code. An impossible change is left out; only running out of memory fails. */
 int report_try_changes(report *r, const pipeline_case *what, const packing_options *asked);
 
 /* ---- words ---- */
 
-/* Write the gain over the baseline with its memory, and the obstacles to more gain. Each line of advice goes to `text`;
-   report_advice returns 0 if there is no line i. */
+/* Write the gain over the baseline with its memory, and the obstacles to more gain. report_advice writes one line of
+   advice to `text`; it returns 0 if there is no line i. */
 void report_sentence(const report *r, char *text, size_t size);
 int report_advice(const report *r, int i, char *text, size_t size);
 
 /* Returns "", or for one of several ranks ", rank 3 of 8, the slowest" or ", rank 3 of 8 alone". In a cli_scratch. */
 const char *report_rank_words(const report *r);
 
-/* Writes the first thing to do, which is one of those lines: options that were tried, and fit. Returns 0 if there are
-   none. */
+/* Writes the first thing to do, one of those lines: options that were tried, and fit. Returns 0 if there are none. */
 int report_do(const report *r, char *text, size_t size);
 
 /* ---- writing ---- */
@@ -143,7 +143,7 @@ void report_write_json(const report *r, cli_output *to);
 /* Writes the member "terms": the names of the terms of a memory report. */
 void report_write_term_names(json_writer *w);
 
-/* An object of data in a page: its writer, and what to write. */
+/* An object of data in a page: its writer, and its source. */
 typedef struct report_data {
     void (*write)(const void *of, cli_output *to);
     const void *of;
@@ -154,7 +154,7 @@ enum { REPORT_PAGE_TUNING, REPORT_PAGE_REPRODUCTION, REPORT_PAGE_REPORT, REPORT_
 
 void report_write_page(const report_data parts[REPORT_PAGE_PARTS], cli_output *to);
 
-/* Writes the page of a report alone. */
+/* Writes the page with only a report. */
 void report_write_report(const report *r, cli_output *to);
 
 #endif /* CHUNKFLOW_REPORT_H */

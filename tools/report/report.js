@@ -17,7 +17,7 @@ function settingWords() {
   return words;
 }
 
-// An option with its numbers is not broken over two lines.
+// Keeps an option and its numbers on one line.
 function optionsIn(text) {
   const parts = text.split(/(--[a-z][a-z-]*(?: (?:none|\d+(?:[.,]\d+)*K?)\b)?)/);
   return parts.map((part, i) => i % 2 ? element("code", {}, part) : part);
@@ -25,19 +25,19 @@ function optionsIn(text) {
 
 const adviceLine = text => element("li", {}, ...optionsIn(text));
 
-// The baseline: with context parallelism where that is faster. It is not drawn then, for its stages are others.
+// Returns the baseline, with context parallelism if that is faster. It is then not drawn, because its stages differ.
 function baselineOf() {
   const shared = data.context_baseline;
   if (!shared) return data.schedules[data.baseline];
   return {name: data.context_words, makespan: shared.seconds, total: shared.bytes};
 }
 
-// On the fullest GPU; 0 where there is no model.
+// Returns the bytes of the fullest GPU; 0 without a model.
 function bytesOf(s) {
   return s.total || (s.memory ? s.memory[s.fullest].total : 0);
 }
 
-// ---- the first screen: one line that answers, one bar, one thing to do ----
+// ---- the first screen: an answer in one line, one bar, one thing to do ----
 
 function fillGain() {
   const best = data.schedules[data.best], base = baselineOf(), run = data.schedules[data.measured];
@@ -87,7 +87,7 @@ function fillHeader() {
 // A share of all stage time, like the idle share, so that the two add up.
 const replayShare = s => s.makespan > 0 ? s.replayed / (s.makespan * s.idle.length) : 0;
 
-// The part of it in which passes wait for state that is streamed from host memory.
+// Returns the share in which passes wait for state that is streamed from host memory.
 const streamShare = s => s.makespan > 0 ? s.stream_seconds / (s.makespan * s.idle.length) : 0;
 
 function numberCells(s, base, memory, streams, speed) {
@@ -185,7 +185,7 @@ function fillControls() {
   byId("beside").value = String(state.beside);
 }
 
-// The kinds of passes that are drawn.
+// Returns the kinds of passes that are drawn.
 function lettersShown() {
   const stages = panels().flatMap(i => data.schedules[i].stages);
   return [...LETTERS].filter(letter => stages.some(stage => stage.pass.includes(letter)
@@ -218,7 +218,7 @@ function fillLegends() {
   fillMemoryLegend();
 }
 
-// Few lines have their names beside them in the chart.
+// Fills in the legend; if lines are few, their names are next to them in the chart instead.
 function fillMemoryLegend() {
   const legend = byId("memory-legend"), n = data.schedules[state.schedule].stages.length;
   legend.textContent = "";
@@ -336,7 +336,7 @@ function fillErrors() {
 
 // ---- choosing ----
 
-// Runs a change of what is drawn. A view of all of the old remains one of all of the new.
+// Applies a change to the drawing. If the whole time axis was visible before, the whole new one is visible afterwards.
 function redraw(change) {
   const whole = state.from <= 0 && state.to >= span();
   change();
@@ -381,7 +381,7 @@ function listenToControls() {
   on("zoom-fit", "click", () => show(0, span()));
 }
 
-// Colours of a canvas do not follow the style sheet by themselves.
+// Redraws everything, because a canvas's colours do not follow the style sheet by themselves.
 function redrawAll() {
   readColours(data.causes.length);
   fillLegends();

@@ -81,7 +81,7 @@ int report_add_baseline(report *r, const packing_options *asked, const baseline_
         snprintf(r->no_baseline, sizeof r->no_baseline, "%s", error.text);
         return CLI_OK;
     }
-    run = b->run; /* from here on the list of runs owns it */
+    run = b->run; /* the list of runs owns it from here on */
     memset(&b->run, 0, sizeof b->run);
     r->plans[r->n_plans].name = "unsplit";
     r->plans[r->n_plans++].plan = b->plan;

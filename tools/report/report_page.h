@@ -1,4 +1,4 @@
-/* report_page.h - the page of a report, as the Makefile makes it of the files in tools/report/. */
+/* report_page.h - the page of a report, which the Makefile builds from the files in tools/report/. */
 
 #ifndef CHUNKFLOW_REPORT_PAGE_H
 #define CHUNKFLOW_REPORT_PAGE_H

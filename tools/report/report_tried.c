@@ -1,16 +1,15 @@
-/* report_tried.c - changes that would improve the best schedule of a report: other options, tried one after the
-   other. */
+/* report_tried.c - changes that would improve the best schedule of a report: other options, tried one after another. */
 
 #include "report.h"
 
 #include <string.h>
 
 enum {
-    MOST_PASSES = 20000, /* passes of a schedule that is made several times more */
-    MOST_STAGES = 16     /* whose layers are worth a list */
+    MOST_PASSES = 20000, /* largest number of passes of a schedule that is made several more times */
+    MOST_STAGES = 16     /* largest number of stages whose layers are listed */
 };
 
-/* A smaller gain is not worth a change of options: the next try does without it. */
+/* A smaller gain is not worth a change of options: the next try leaves it out. */
 static const double worth = 0.01;
 
 /* The options settled so far, and the one that is tried in addition. */
@@ -25,10 +24,10 @@ typedef struct trial {
     int64_t layers[MOST_STAGES];
     char options[192];
     double makespan;
-    int code; /* CLI_FAILED once memory has run out: then nothing more is tried */
+    int code; /* CLI_FAILED once memory has run out: nothing more is tried then */
 } trial;
 
-/* Handles a change that cannot be made: it is no change, unless memory ran out, since then it could have paid. */
+/* Skips an impossible change. If memory ran out, tries end instead, since the change could have paid. */
 static int cannot_try(trial *t, const cf_error *error) {
     if (error->code == CF_ERROR_MEMORY) t->code = cli_error(error, NULL);
     return 0;
@@ -64,7 +63,7 @@ static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const
     return 1;
 }
 
-/* Tries to keep all chunks of a chain, or half as many until they fit. */
+/* Tries to keep all chunks of a chain, or repeatedly half as many until they fit. */
 static void try_k(trial *t) {
     cf_plan_stats stats;
     int64_t k;
@@ -81,7 +80,7 @@ static void try_k(trial *t) {
     }
 }
 
-/* Tries to keep as many chunks as the GPU's memory has room for. A given limit is the caller's decision. */
+/* Tries to keep as many chunks as fit into the GPU's memory. A given limit stays. */
 static void try_limit(trial *t) {
     pipeline pipe = t->pipe;
 
@@ -90,7 +89,7 @@ static void try_limit(trial *t) {
     (void)try_change(t, t->plan, &pipe, &t->what, "--limit none");
 }
 
-/* Tries no recomputation: kept activations need not be computed again. */
+/* Tries to train without recomputation. */
 static void try_recompute(trial *t) {
     pipeline pipe = t->pipe;
 
@@ -135,8 +134,8 @@ static void try_chunk_size(trial *t, int64_t size) {
 
 /* ---- layers ---- */
 
-/* Finds the layers of each stage, and the work of one: the least of all stages, because some also embed or have the
-   head. Returns 0 if it is not known. */
+/* Finds the layers of each stage, and the work of one: the least over all stages, because some stages also have the
+   embedding or the head. Returns 0 if it is not known. */
 static double layer_work(const pipeline *pipe, const double *work, int64_t *own) {
     double least = 0;
     int64_t i;
@@ -151,7 +150,7 @@ static double layer_work(const pipeline *pipe, const double *work, int64_t *own)
     return least;
 }
 
-/* Deals out the layers one by one, each to the stage with least work at that time. fixed: work beside the layers. */
+/* Distributes the layers one by one, each to the stage with least work so far. fixed: work besides the layers. */
 static double even_out(int64_t n, int64_t layers, double layer, double *fixed, int64_t *own) {
     double most = 0;
     int64_t i, given;

@@ -15,7 +15,7 @@ static void say_time(const report *r, const report_schedule *s, char *text, size
              pipeline_unit(r->pipe->unit_cost));
 }
 
-/* Returns "an estimated " for seconds, which are estimates unless measured; token times are exact. */
+/* Returns "an estimated " for seconds, unless they are measured; token times are exact. */
 static const char *estimated(const report *r) { return r->pipe->unit_cost ? "" : "an estimated "; }
 
 const char *report_rank_words(const report *r) {
@@ -75,7 +75,7 @@ static double say_base(const report *r, char *text, size_t size) {
     return base->timeline->makespan;
 }
 
-/* Returns all tried changes that pay, one on top of the other; NULL: none does. */
+/* Returns all tried changes that pay off, each added to the ones before; NULL: none does. */
 static const report_try *what_pays(const report *r) {
     const report_try *best = NULL;
     int i;
@@ -145,7 +145,7 @@ void report_sentence(const report *r, char *text, size_t size) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* The meaning of each idle cause for the batch, and its remedy. No option is named here: only options that were tried
-   are recommended (report_tried.c). IDLE_ORDER depends on more. */
+   are recommended (report_tried.c). IDLE_ORDER depends on the schedule. */
 static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "the pipeline fills, which matters less with more chunks in a batch, or fewer stages",
     "the pipeline empties, which matters less with more chunks in a batch, or fewer stages",
@@ -158,13 +158,14 @@ static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "backwards wait for their gradient from the stage behind",
     "forwards wait for the stage before, which is slower or busy with backwards"};
 
-/* Returns how much shorter than a schedule any other order of its passes might be. */
+/* Returns by how much any other order of a schedule's passes might be shorter. */
 static double slack_of(const report_schedule *s) {
     double makespan = s->timeline->makespan;
     return makespan > 0 && s->timeline->bound < makespan ? 1 - s->timeline->bound / makespan : 0;
 }
 
-/* Writes what "order" means: it blames a fixed order, but a search that chose this order may have had its reasons. */
+/* Writes the meaning of "order": for a fixed schedule it blames the order, but a search may have had reasons for this
+   order. */
 static void say_order(const report_schedule *s, char *text, size_t size) {
     double slack = 100 * slack_of(s);
 
@@ -192,7 +193,7 @@ static void add_causes(const report_schedule *s, double sum[IDLE_CAUSE_COUNT]) {
         for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) sum[cause] += s->idle.stages[stage].seconds[cause];
 }
 
-/* Returns the cause that `rank` others exceed; -1: it has no idle time. */
+/* Returns the cause that exactly `rank` others exceed; -1: it has no idle time. */
 static int cause_ranked(const double sum[IDLE_CAUSE_COUNT], int rank) {
     int cause, other;
 
@@ -224,7 +225,7 @@ static int say_cause(const report_schedule *s, int rank, char *text, size_t size
     return 1;
 }
 
-/* Writes how all of the time is spent, and how much another order of the passes could win back at most. */
+/* Writes how all of the time is spent, and the most that another order of the passes could gain. */
 static int say_whole(const report *r, const report_schedule *s, char *text, size_t size) {
     double whole = (double)s->schedule->shape.n_stages * s->timeline->makespan, replays, idle;
     char bound[128] = "";
@@ -258,7 +259,7 @@ static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
     return name;
 }
 
-/* Says which part takes most memory. */
+/* Writes the largest term of memory. */
 static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
     char all[96] = " GiB";
@@ -313,8 +314,8 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     return 1;
 }
 
-/* Writes why unsplit sequences are faster, if they are. Says nothing for a batch of a search (`part`): the baseline
-   there runs in the chunks' split over GPUs, which may not be the best one without chunks. */
+/* Writes why unsplit sequences are faster, if they are. Writes nothing for a batch of a search (`part`): its baseline
+   uses the chunks' split over GPUs, which may not be the best one without chunks. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_plan *plan = r->packed->plan;
@@ -327,14 +328,15 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
              packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
                                  r->pipe->n_stages,
                                  s->timeline->replayed > 0));
-    while ((at = strstr(text, "\n                  ")) != NULL) { /* that text has the indentation of a summary */
+    while ((at = strstr(text, "\n                  ")) != NULL) { /* that text is indented for a summary */
         *at = ' ';
         memmove(at + 1, at + 19, strlen(at + 19) + 1);
     }
     return 1;
 }
 
-/* Returns how whole sequences compare with an advised time, if they take less or if only the advice beats them. */
+/* Returns words that compare whole sequences with an advised time, if they are faster, or if only the advice beats
+   them. */
 static const char *beside_whole(const report *r, double makespan) {
     double whole = whole_seconds(r), now = report_seconds(r, &r->schedules[r->best]);
     char *text = cli_scratch();
@@ -362,7 +364,7 @@ int report_do(const report *r, char *text, size_t size) {
     return 1;
 }
 
-/* Writes the cost of uneven ranks and its cause: their steps are equal in number and differ in cost. */
+/* Writes the cost of uneven ranks and its cause: they have equally many steps, of different cost. */
 static int say_ranks(const report *r, char *text, size_t size) {
     double slowest = 0, sum = 0, n = 0;
     int64_t i, rank = 0, longest = -1;
@@ -394,8 +396,8 @@ static int say_ranks(const report *r, char *text, size_t size) {
     return 1;
 }
 
-/* Writes line i of advice, most important first: the whole, changes that pay, what no order can mend, the causes, what
-   memory costs. */
+/* Writes line i of advice, most important first: the whole, changes that pay off, losses that no order can avoid, the
+   causes, the cost of memory. */
 int report_advice(const report *r, int i, char *text, size_t size) {
     const report_schedule *s = r->best >= 0 ? &r->schedules[r->best] : NULL;
     int rank;

@@ -1,4 +1,5 @@
-// reproduction.js - the page of chunkflow reproduce: the paper's numbers beside ours, as tables and small charts.
+// reproduction.js - the page of chunkflow reproduce: the paper's numbers compared with ours, as tables and small
+// charts.
 
 function startReproduction(reproduction) {
   byId("reproduction-page").hidden = false;
@@ -6,7 +7,7 @@ function startReproduction(reproduction) {
   for (const sheet of reproduction.sheets) byId("sheets").append(makeSheet(sheet));
 }
 
-// A text with the number behind it, where there is one.
+// Makes a cell's text, with its number as data if it has one.
 const shownCell = cell => cell.value === undefined ? cell.text : exact(cell.value, cell.text);
 
 function makeSheet(sheet) {
@@ -28,7 +29,7 @@ function makeSheetTable(sheet) {
   return table;
 }
 
-// A heading over all columns of a group.
+// Makes a heading over all columns of a group.
 function groupRow(columns) {
   const made = element("tr", {});
   for (let i = 0; i < columns.length;) {
@@ -51,7 +52,7 @@ function makeNotes(sheet) {
 
 const ROLES = {
   paper: {stroke: "var(--ink)", dash: "5 4", width: 1.75},
-  ours: {stroke: "var(--bar)", dash: "", width: 4}, // wide, to be seen below another that is almost the same
+  ours: {stroke: "var(--bar)", dash: "", width: 4}, // wide, so that it is visible below another that is almost the same
   best: {stroke: "var(--bar-alt)", dash: "", width: 1.75},
   unsplit: {stroke: "var(--limit)", dash: "", width: 1.75}
 };
@@ -62,7 +63,7 @@ function makeCharts(sheet) {
     names.length > 1));
 }
 
-// The x of all points are few; they are spread evenly in the logarithm where they span more than a factor of 8.
+// Makes the scales. The points have few x values, spread evenly in the logarithm if they span more than a factor of 8.
 function makeScales(series, box) {
   const xs = series.flatMap(s => s.x), ys = series.flatMap(s => s.y);
   const [least, most] = [Math.min(...xs), Math.max(...xs)], log = least > 0 && most > 8 * least;
@@ -90,7 +91,7 @@ function drawScales(made, scales, box, small) {
   }
 }
 
-// A line with its points; each says what it is.
+// Draws a line with its points, each with a title.
 function drawSeries(series, scales) {
   const {stroke, dash, width} = ROLES[series.role], group = svg("g", {"data-series": series.name});
   const points = series.x.map((x, i) => [scales.x(x), scales.y(series.y[i])]);
@@ -107,7 +108,7 @@ function drawSeries(series, scales) {
   return group;
 }
 
-// Names at the ends of lines where they do not touch; else the point's own words have to do.
+// Draws names at the ends of lines if they do not touch; otherwise only the points' titles name them.
 function drawNames(made, series, scales, box) {
   const ends = series.filter(s => s.x.length > 1).map(s => ({name: s.name, role: s.role,
     y: scales.y(s.y[s.y.length - 1]) + 4})).sort((a, b) => a.y - b.y);

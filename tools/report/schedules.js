@@ -1,19 +1,19 @@
-// schedules.js - the schedules of a report, unpacked when they are first looked at. Times are counted in ticks of a
-// schedule until they are shown; see tools/report/report.c for the form of the data.
+// schedules.js - the schedules of a report, unpacked when first viewed. Times are in a schedule's ticks until they are
+// shown; tools/report/report.c describes the format of the data.
 
 let data, unit, drawable;      // see takeData
 const unpacked = new Map();
 const state = {
   schedule: -1, beside: -1, colours: "pass", bubbles: "cause", critical: false,
-  from: 0, to: 1,                 // the part of the time axis that is shown
-  focus: null,                    // {schedule, stage, i} of the pass at hand
-  chain: null                     // {plan, chain} or {plan, chunk}: what is marked
+  from: 0, to: 1,                 // the visible part of the time axis
+  focus: null,                    // {schedule, stage, i} of the focused pass
+  chain: null                     // {plan, chain} or {plan, chunk}: the marked chunks
 };
 
 const PASS_NAMES = {F: "forward", R: "replay", B: "backward", I: "input gradient", W: "weight gradient"};
 const time = x => count(x) + (unit === "s" ? " s" : "");
 
-// Simulated seconds are estimates: people see three digits of them. Token times, and what was measured, are exact.
+// Formats a time. Simulated seconds are estimates, shown in three digits; token times and measured times are exact.
 const shown = x => unit === "s" ? estimate(x) : count(x);
 const shownTime = x => shown(x) + (unit === "s" ? " s" : " " + unit);
 
@@ -69,10 +69,10 @@ const isDrawn = index => index >= 0 && index < data.schedules.length && Array.is
 
 // ---- where a pass runs ----
 
-// In a V the odd rows of virtual stages run backwards.
+// Returns whether a row of virtual stages runs backwards, as every second row of a V does.
 const isTurned = (s, line) => s.from.placement === "v" && line % 2 === 1;
 
-// The virtual stage of a pass, and the stage of a virtual stage.
+// Returns the virtual stage of a pass; stageOf returns the stage of a virtual stage.
 function virtualOf(s, stage, i) {
   const line = s.stages[stage].row[i], n = s.stages.length;
   return line * n + (isTurned(s, line) ? n - 1 - stage : stage);
@@ -102,11 +102,11 @@ function findPass(s, letter, chunk, v) {
   return null;
 }
 
-// ---- what a pass waits for, and who waits for it ----
+// ---- the passes that a pass waits for, and those that wait for it ----
 
 const goesForward = letter => letter === "F" || letter === "R";
 
-// The pass whose end, or whose result, a pass waited for last.
+// Returns the pass whose end or result a pass waited for last.
 function waitedFor(s, stage, i) {
   const st = s.stages[stage], how = st.after[i], letter = LETTERS[st.letter[i]], v = virtualOf(s, stage, i);
   if (how === "1") return [stage, i - 1];
@@ -134,7 +134,7 @@ function chunkOf(s, chunk) {
 }
 
 const chainOf = (s, chunk) => s.plan.chunks.chain[chunk - s.plan.first_chunk];
-// The chain whose hue it has: all of a tree have that of its root.
+// Returns the chain that gives a chunk its hue: in a tree, the root's.
 const hueOf = (s, chunk) => (s.plan.chunks.tree || s.plan.chunks.chain)[chunk - s.plan.first_chunk];
 
 function firstSlices(plan) {
@@ -155,14 +155,14 @@ function slicesOf(plan, i) {
 
 // ---- what is looked at ----
 
-// The schedules that are drawn, one above the other.
+// Returns the schedules that are drawn, one above another.
 const panels = () => [state.beside, state.schedule].filter((s, i, all) => isDrawn(s) && all.indexOf(s) === i);
 
 // The makespan of the longest schedule shown, which is the time axis of all.
 const span = () => Math.max(0, ...panels().map(i => data.schedules[i].makespan)) || 1;
 
-// Takes the numbers of a report; what is drawn, how, stays. A page takes them once, the playground whenever a setting
-// has changed. A page without a report has an empty one, which is never drawn.
+// Takes the numbers of a report; the view stays. A page takes them once, the playground after each change of a setting.
+// A page without a report has an empty one, which is never drawn.
 function takeData(fresh) {
   data = fresh || {schedules: [], plans: [], causes: [], best: -1, measured: -1, unit: "s"};
   unit = data.unit === "s" ? "s" : "token times";
@@ -179,7 +179,7 @@ function takeData(fresh) {
   state.to = span();
 }
 
-// The first item of a sorted array that is above x.
+// Returns the index of the first item of a sorted array above x.
 function firstAbove(sorted, x) {
   let low = 0, high = sorted.length;
   while (low < high) {

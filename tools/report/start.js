@@ -1,9 +1,9 @@
-// start.js - shows the parts of the page that there are data for.
+// start.js - shows the parts of the page that have data.
 
 takeData(readData("data"));
 const tuning = readData("tuning"), reproduction = readData("reproduction");
 
-// Before the parts draw for paper, which has all of them, and after.
+// Draws all parts before printing, and restores the page afterwards.
 addEventListener("beforeprint", () => {
   document.documentElement.classList.add("paper");
   for (const part of document.querySelectorAll("details.more")) part.open = true;
@@ -11,7 +11,7 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => document.documentElement.classList.remove("paper"));
 
-// A narrow page shows what one asks first; the rest opens at a touch.
+// Folds away the less important parts on a narrow page.
 function foldPage() {
   for (const part of document.querySelectorAll("details.more")) part.open = !narrow.matches;
   byId("report-page").hidden = data.sentence === undefined || (tuning !== null && narrow.matches);
@@ -24,7 +24,7 @@ if (data.sentence !== undefined) startReport();
 foldPage();
 narrow.addEventListener("change", foldPage);
 
-// Tests and the console look in here.
+// For tests and the console.
 window.chunkflow = {data, tuning, reproduction, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show,
   pan, choose, mark, focusOn, chartAsSvg};
 requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("chunkflow-drawn")));

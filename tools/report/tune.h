@@ -56,7 +56,7 @@ typedef struct tune_cell {
     int64_t chunk_size, k;
     int64_t candidate; /* the fastest that fits. If none fits: the one with the lowest estimated time, or else the one
                           that needs least */
-    int64_t numbers;   /* the candidate whose schedules it has, usually itself; it may have another K */
+    int64_t numbers;   /* the candidate whose schedules it uses, usually itself; it may have another K */
     int64_t nearest;   /* if nothing fits: the nearest cell that is known to fit; -1: none */
 } tune_cell;
 
@@ -76,17 +76,18 @@ typedef struct tune_outcome {
     const tune_job *job;
     const cf_tuning *tuning;
     baseline_tuned base, recipe; /* recipe: baseline_tune_recipe's; all zero if it was not timed */
-    baseline_tuned away;         /* the base with more in host memory, if none fits otherwise; all zero if not tried */
-    int64_t offload;             /* that is what --offload asks for: 1 optimizer, 2 parameters */
+    /* the baseline with more in host memory, if it does not fit otherwise; all zero if not tried */
+    baseline_tuned away;
+    int64_t offload;             /* the value of --offload for it: 1 optimizer, 2 parameters */
     tune_map map;
 } tune_outcome;
 
-/* Returns the split of a candidate, with what it recomputes. */
+/* Returns the split of a candidate, including its recomputation. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* Returns the time of a candidate that was given up, by what it was given up for: approximate or, if its bound is above
-   the fastest, at least that. 0: it is only known that a similar candidate is far behind. The second says that in
-   words. */
+/* Returns the time of a candidate that was given up, as known at that time: approximate or, if its bound is above the
+   fastest, at least that. 0: it is only known that a similar candidate is much slower. The second returns words for
+   this. */
 double tune_slower_seconds(const cf_tuning *tuning, const cf_tune_candidate *c);
 const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *c);
 
@@ -100,9 +101,9 @@ tune_work tune_work_of(const cf_tuning *tuning, int shared);
 /* Returns the share of the GPUs' FLOP/s that forward and backward of the batches' tokens need in `seconds`. */
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
 
-/* Returns the best known candidate of a split, in this order: the fastest that fits; the one estimated to be fastest;
-   the one with the least bound above the fastest of all; one given up without either; the one that needs least. -1:
-   none. */
+/* Returns the best known candidate of a split, in this order: the fastest that fits; the one with the lowest estimate;
+   the one with the lowest bound above the fastest of all; one given up without either; the one that needs the least
+   memory. -1: none. */
 int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split);
 
 /* Returns the batch whose time is nearest to the winner's mean, or the first one without a winner. */
@@ -110,7 +111,7 @@ int64_t tune_usual_batch(const cf_tuning *tuning);
 void tune_write_batch(const cf_tuning *tuning, cli_output *to);
 
 /* Prints the winner as commands that make its plan and schedules from a list, as a C initialiser and as Python
-   arguments. options: the command's; those that plan has too are repeated if they differ from the defaults. */
+   arguments. options: the command's own; those that `plan` also has are repeated if they differ from the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
 /* Returns the time of whole sequences as a multiple of the winner's, and half of its 95 % confidence interval, from the
@@ -120,8 +121,8 @@ double tune_ratio(const tune_outcome *o, double *confidence);
 /* Says in one sentence whether chunks pay here. */
 void tune_say_verdict(const tune_outcome *o, char *text, size_t size);
 
-/* Says why the winner is not the fastest: its place by time, what it is behind, and what for; "" if it is the fastest.
-   line: put before each of the two parts. */
+/* Writes why the winner is not the fastest: its place by time, the faster candidates, and its advantage; "" if it is
+   the fastest. line: put before each of the two parts. */
 void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size);
 
 /* Returns the word for the place of attention's outputs: "gpu", "host" or "-". */

@@ -1,4 +1,4 @@
-/* tune_page.c - the outcome of a search as JSON, and as a page with a report of the winner. */
+/* tune_page.c - the result of a search as JSON, and as a page with a report of the winner. */
 
 #include "report.h"
 #include "tune.h"
@@ -99,7 +99,7 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
              modelling_gib(fastest->bytes), line, gain);
 }
 
-/* Says whether chunks pay, the outcome in one sentence and, if the winner is not the fastest, why in another. */
+/* Writes whether chunks pay off, the result in one sentence and, if the winner is not the fastest, the reason in another. */
 static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
@@ -126,8 +126,8 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     if (reason[0]) snprintf(text + n, size - n, " It is%s.", reason);
 }
 
-/* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Terms that are always there come
-   first; if these fit, it is the largest of the others. */
+/* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Constant terms come first; if
+   these fit, it is the largest of the others. */
 static const char *breaking_term(const cf_memory_report *m, int64_t limit) {
     int fixed = m->parameters + m->gradients + m->optimizer + m->runtime > limit, is_fixed = 0;
     const char *found = "";
@@ -305,8 +305,8 @@ static void write_map(json_writer *w, const tune_map *map) {
     json_close(w, ']');
 }
 
-/* Writes an outcome. shown: the candidates to write (n_candidates), without the times of single batches. NULL: all,
-   with these times. */
+/* Writes a result. shown: the candidates to write (n_candidates), without the times of single batches. NULL: all, with
+   these times. */
 static void write_outcome(const tune_outcome *o, const char *shown, cli_output *to) {
     json_writer w;
     int64_t i;
@@ -343,7 +343,7 @@ typedef struct winner {
     report out;
 } winner;
 
-/* Makes the schedule that the search has made of this batch, for a rank. */
+/* Makes the schedule that the search has made for this batch, for a rank. */
 static cf_result make_run(const winner *w, const pipeline *rank, pipeline_run *out, cf_error *error) {
     const tune_outcome *o = w->outcome;
     cf_schedule *schedule = NULL;
@@ -363,7 +363,7 @@ static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) 
     return make_run((const winner *)user, rank, out, &error);
 }
 
-/* Opens the winner, with costs and memory of the search: its split, and its GPU with the limit of its memory. */
+/* Opens the winner, with the search's costs and memory: its split, and its GPU with the limit of its memory. */
 static int open_winner(winner *w, int64_t batch) {
     const cf_tuning *tuning = w->outcome->tuning;
     const tune_job *job = w->outcome->job;
@@ -402,8 +402,8 @@ static int open_winner(winner *w, int64_t batch) {
     return code;
 }
 
-/* Adds the baseline of the search, on this batch and in this split. If it fits no batch with the longest sequence,
-   another batch has no baseline either. */
+/* Adds the baseline of the search, on this batch and in this split. If it does not fit the batch with the longest
+   sequence, other batches have no baseline either. */
 static int add_baseline(winner *w) {
     const tune_job *job = w->outcome->job;
     const baseline_tuned *base = &w->outcome->base;
@@ -472,7 +472,7 @@ static void free_winner(winner *w) {
    The page
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Returns which candidates the page mentions. It may leave out tens of thousands. */
+/* Marks the candidates that the page mentions. It may leave out tens of thousands. */
 static char *mark_shown(const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     char *shown = (char *)calloc((size_t)tuning->n_candidates, 1);

@@ -1,4 +1,4 @@
-/* tune_winner.c - how to use the winner of a search: commands, settings for a trainer, one of its batches. */
+/* tune_winner.c - the use of a search's winner: commands, settings for a trainer, one of its batches. */
 
 #include "tune.h"
 
@@ -37,8 +37,8 @@ const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *
     return text;
 }
 
-/* Ranks what is known of a candidate, best first: 0 its exact time, 1 an estimate, 2 a bound, 3 that it is slower, 4
-   the memory that it needs, 5 nothing, or nothing of its own. */
+/* Ranks the knowledge about a candidate, best first: 0 its exact time, 1 an estimate, 2 a bound, 3 that it is slower, 4
+   the memory that it needs, 5 nothing, or only another's numbers. */
 static int rank_of(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return 0;
     if (c->status == CF_TUNE_INFEASIBLE) return 4;
@@ -63,8 +63,8 @@ int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split) {
     return best;
 }
 
-/* Returns the work of a batch. Its order is that of its trees, so all that a sequence shares is what it shares with the
-   previous one. */
+/* Returns the work of a batch. Its trees are in order, so a sequence's shared prefix is the one that it shares with the
+   previous sequence. */
 tune_work tune_work_of(const cf_tuning *tuning, int shared) {
     tune_work work = {0, 0};
     double n_batches = (double)tuning->n_batches;
@@ -103,8 +103,8 @@ static void write_number(const char *before, int64_t number, cli_output *to) {
     (void)cli_write(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number), to);
 }
 
-/* Writes sequences first .. end - 1, which begin alike, as a list has them: `32K + (2K + 1K)`. tokens: length of the
-   common beginning, which the caller has written already and is left out here. */
+/* Writes sequences first .. end - 1, which begin alike, in a list's form: `32K + (2K + 1K)`. tokens: length of the
+   common beginning that the caller has already written, left out here. */
 static void write_tree(const int64_t *lengths, const cf_shared_prefix *shares, int64_t first, int64_t end,
                        int64_t tokens,
                        cli_output *to) {
@@ -138,7 +138,7 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
    Commands
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Options of tune that plan and memory have too, with the same meaning. Options chosen by the search are added
+/* Options of `tune` that `plan` and `memory` also have, with the same meaning. Options chosen by the search are added
    separately. */
 static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
@@ -195,7 +195,7 @@ static void print_given(const cli_option *option, const void *asked, const void 
     }
 }
 
-/* Returns whether an option describes a GPU, which costs in a file replace. */
+/* Returns whether an option describes a GPU, which a file of costs replaces. */
 static int is_of_gpu(const char *name) { return strncmp(name, "--gpu", 5) == 0 || strcmp(name, "--launch") == 0; }
 
 static void print_shared(const tune_job *job, const cli_option *options, const void *defaults) {
@@ -235,8 +235,8 @@ static cf_pack_desc pack_with_cp_groups(const tune_job *job, const cf_tune_candi
     return pack;
 }
 
-/* Returns the number of tries that the search gave such a schedule of the usual batch; that of other batches hardly
-   differs. */
+/* Returns the number of tries that the search spent on such a schedule of the usual batch; other batches hardly
+   differ. */
 static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     const cf_parallel *split = &tuning->splits[c->split];
     cf_pack_desc desc = pack_with_cp_groups(job, c, split);
@@ -255,7 +255,7 @@ static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_t
     return max_tries;
 }
 
-/* Returns whether settings must give the number of virtual stages: without it interleaved has 2. */
+/* Returns whether the printed settings need the number of virtual stages: interleaved has 2 by default. */
 static int names_virtual(const cf_tune_candidate *c, const cf_parallel *split) {
     return split->n_virtual > 1 || c->kind == CF_SCHEDULE_INTERLEAVED;
 }

@@ -1,9 +1,9 @@
-// tuning.js - the page of chunkflow tune: every ChunkSize with every K, and the best of them. A report of the best
-// stands below it.
+// tuning.js - the page of chunkflow tune: every ChunkSize with every K, and the best of them, with a report of the best
+// below.
 
 const MOST_CELLS = 4096;         // more than this nobody looks at one by one
-const MOST_TIMES_THE_BEST = 4;   // what takes longer is as pale as this
-const LEAST_COLOUR = 12;         // in per cent: a slow cell is not taken for an empty one
+const MOST_TIMES_THE_BEST = 4;   // slower cells are as pale as this
+const LEAST_COLOUR = 12;         // in per cent: so that a slow cell is not mistaken for an empty one
 
 const milliseconds = x => x < 1 ? estimate(1e3 * x) + " ms" : estimate(x) + " s";
 
@@ -22,7 +22,7 @@ function startTuning(tuning) {
   page.fillSplits();
 }
 
-// On a narrow page the report is folded away until it is asked for.
+// Opens the report, which is folded away on a narrow page.
 function openReport() {
   byId("report-page").hidden = false;
   request("gantt", "memory", "chunks");
@@ -41,7 +41,7 @@ function makeTuningPage(tuning) {
 
   // ---- words ----
 
-  // The answer in one line.
+  // Fills in the answer in one line.
   function fillGain() {
     const base = tuning.baseline, gain = byId("tuning-gain");
     if (!winner) return;
@@ -81,14 +81,14 @@ function makeTuningPage(tuning) {
     return `${c.schedule}, ${c.replay} replay${outputs}${state}; ${splitWords(c.split)}; recompute ${recomputeWord(c)}`;
   }
 
-  // The terms of a memory report that there are, the largest first.
+  // Returns the terms of a memory report above 0, the largest first.
   function termWords(memory) {
     return Object.entries(memory).filter(([key, bytes]) => bytes > 0 && key in tuning.terms)
       .sort((a, b) => b[1] - a[1]).map(([key, bytes]) => `${tuning.terms[key]} ${gib(bytes)}`).join(", ");
   }
 
   function exactWords(c) {
-    const few = tuning.batch_tokens.length < 2; // of one batch nobody knows how far off it is
+    const few = tuning.batch_tokens.length < 2; // one batch gives no estimate of the error
     const behind = c.id === tuning.winner ? "the best" : `${percent(c.behind / winner.seconds)} behind the fastest`
       + (few ? "" : `, \u00b1 ${percent(c.behind_confidence / winner.seconds)}`);
     const range = few ? "" : `, \u00b1 ${milliseconds(c.confidence)} (95 %)`;
@@ -246,7 +246,7 @@ function makeTuningPage(tuning) {
     });
   }
 
-  // The cell that a key leads to; -1 for other keys.
+  // Returns the cell to which a key leads; -1 for other keys.
   function neighbourOf(index, key) {
     let x = Math.floor(index / rows), y = index % rows;
     if (key === "ArrowLeft") x--;
@@ -269,7 +269,8 @@ function makeTuningPage(tuning) {
       && c.seconds <= b.seconds * (1 + 1e-9));
   }
 
-  // First its place by time, which is not 1 where one as fast needs more memory than the chosen one or is less simple.
+  // Returns a candidate's cells. The first is its place by time, which may not be 1 for the chosen one, if an equally
+  // fast candidate needs more memory or is less simple.
   function rankingCells(c) {
     return [exact(c.id, String(tuning.ranking.indexOf(c.id) + 1)),
       ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)),
