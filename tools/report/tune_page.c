@@ -99,7 +99,8 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
              modelling_gib(fastest->bytes), line, gain);
 }
 
-/* Writes whether chunks pay off, the result in one sentence and, if the winner is not the fastest, the reason in another. */
+/* Writes whether chunks pay off, the result in one sentence and, if the winner is not the fastest, the reason in
+   another. */
 static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
