@@ -4,12 +4,12 @@
    batch into chunks of at most ChunkSize tokens. Short sequences are packed together. Long ones are cut into dependent
    chunks that hand on their attention state: K, V and the gradients of both.
 
-   A schedule that knows of this state orders the chunks. A pipeline stage then keeps the activations of about K chunks
-   at once, and of one more for each later stage, however long the longest sequence is. Loss and gradients equal those
-   of the unchunked batch.
+   A schedule that knows of this state orders the chunks. A pipeline stage then keeps the activations of about K chunks,
+   and of one more for each later stage, however long the longest sequence is. Loss and gradients equal those of the
+   unchunked batch.
 
-   The method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the
-   paper: each stage replays alone, its replay need not attend, state may stream from host memory, and schedules are
+   The method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). This file does more than the paper, and comments
+   say where: each stage replays alone, its replay need not attend, state may stream from host memory, and schedules are
    searched for.
 
    How to use it. In ONE C or C++ file:
@@ -18,12 +18,12 @@
        #include "chunkflow.h"
 
    and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to make all functions private to the
-   file; this includes the implementation. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
-   Needs only libc. Compile that one file with any optimisation except -Ofast, -ffast-math and the options that these
-   set; it refuses them.
+   file; this includes the implementation. Define CHUNKFLOW_API yourself (for example as a DLL export) to override the
+   linkage. Only libc is needed. Compile that one file with any optimisation except -Ofast, -ffast-math and the options
+   that these set; it refuses them.
 
    The functions by task. Functions on lines marked ~ may change before 1.0. All others are stable until then: a
-   function keeps its arguments and meaning, and a struct of options keeps its members but may get more.
+   function keeps its arguments and meaning, and a struct of options keeps its members but may gain new ones.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
          find shared prefixes  cf_shared_prefixes_find (from tokens)
        measure a plan          cf_plan_measure (fill, bounds, balance), cf_slice_pairs
@@ -62,16 +62,16 @@
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
 
-   Determinism. The same input gives the same bytes out, on every compiler and platform with IEEE 754 doubles and two's
-   complement integers. Decisions depend only on integers and on products of doubles that are rounded one by one.
+   Determinism. The same input gives the same output bytes, on every compiler and platform with IEEE 754 doubles and
+   two's complement integers. Decisions depend only on integers and on products of doubles, each rounded separately.
 
-   Threads. There is no global state. Calls on different objects may run at once; a finished object may be read by any
-   number of threads.
+   Threads. There is no global state. Threads may call functions on different objects at the same time; any number of
+   threads may read a finished object.
 
-   Untrusted input. Every number that comes from the caller is checked, in release builds too. Sizes are 64-bit, and
-   arithmetic is overflow-checked. A bad value is a result code and a cf_error record, never a crash. Two things cannot
-   be checked: that a pointer points to as many items as you say, and that an object is still as this library built it.
-   Validate an object from elsewhere before you pass it to a function that says it must be sound.
+   Untrusted input. Every number that comes from the caller is checked, in release builds as well. Sizes are 64-bit, and
+   arithmetic is overflow-checked. A bad value gives a result code and a cf_error record, never a crash. Two things
+   cannot be checked: that a pointer has as many items as you say, and that an object is still as this library built it.
+   Validate an object from elsewhere before you pass it to a function that requires a sound one.
 
    A complete program (examples/hello.c is a longer one; C++ people write {} for {0})
 
@@ -173,14 +173,14 @@ extern "C" {
     X(CF_ERROR_DEVICE, "CF_ERROR_DEVICE")         /* the device reported an error */
 
 /* Declares an enum from a table with one row per item. `count` is the number of items and not an item itself. A
-   function returns an item's name, the string in its row ("?" for any other value). Both macros are undefined again at
-   the end of the declarations. */
+   function returns an item's name, which is the string in its row; "?" for any other value. Both macros are undefined
+   again at the end of the declarations. */
 #define CF_ENUM_OF(type, ITEMS, count) typedef enum type { ITEMS(CF_ENUM_ITEM) count } type
 #define CF_ENUM_ITEM(name, text) name,
 
 CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 
-/* The record of a failure; the caller owns it. Every function that can fail takes a pointer to one, or NULL. It is
+/* The record of a failure, owned by the caller. Every function that can fail takes a pointer to one, or NULL. It is
    written only on failure, and then completely. */
 typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, chain, action ... at fault; -1: none in particular */
@@ -194,9 +194,9 @@ typedef struct cf_error {
 /* Returns the name of a code, for example "CF_ERROR_PLAN". */
 CHUNKFLOW_API const char *cf_result_name(cf_result code);
 
-/* Let your own functions fail like the library's. Each fills in the record, unless `error` is NULL, and returns the
-   code. The text is "field[item]: why (wanted 1, got 0)", without [item] if item is -1. `field` must be a static
-   string.
+/* Report errors from your own functions in the library's format. Each function fills in the record, unless `error` is
+   NULL, and returns the code. The text is "field[item]: why (wanted 1, got 0)", without [item] if item is -1. `field`
+   must be a static string.
 
    cf_fail_real reports a double, also NaN and infinity. cf_refuse reports no number. cf_fail_null reports a missing
    argument, with CF_ERROR_ARGUMENT. */
@@ -209,24 +209,24 @@ CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field);
 
 /* The source of memory. Give both callbacks or neither; NULL, or an all-zero record, means malloc and free. alloc
    returns memory aligned like malloc's (16 bytes). If alloc returns NULL, the call fails with CF_ERROR_MEMORY. An
-   object remembers the allocator that made it; `user` must live as long as the object. */
+   object remembers its allocator; `user` must live as long as the object. */
 typedef struct cf_allocator {
     void *(*alloc)(size_t bytes, void *user);
     void (*release)(void *memory, void *user);
     void *user;
 } cf_allocator;
 
-/* Let your own functions take an allocator. cf_allocator_resolve returns the one to use, with both callbacks set; an
-   allocator with only one callback is CF_ERROR_ARGUMENT. cf_allocate asks a resolved allocator for memory, for at least
-   one byte even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
+/* Use these in your own functions that take an allocator. cf_allocator_resolve returns the one to use, with both
+   callbacks set; an allocator with only one callback is CF_ERROR_ARGUMENT. cf_allocate asks a resolved allocator for
+   memory, for at least one byte even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error);
 CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error);
 
 /* Alignment, in bytes, of all memory that the library uses. */
 #define CF_MEMORY_ALIGNMENT 16
 
-/* The memory block of an object, which lies at its start; the object's free function frees the block. All zero: the
-   memory is the caller's, and nothing is freed. Fill it in if you make an object yourself, say from a file. */
+/* The memory of an object, as recorded in the object itself; its free function frees it. All zero: the memory is the
+   caller's, and nothing is freed. Fill it in if you build an object yourself, for example from a file. */
 typedef struct cf_block {
     cf_allocator allocator; /* all zero if the memory is the caller's */
     size_t bytes;
@@ -240,16 +240,16 @@ typedef struct cf_block {
    Objects hold no pointers to each other, so they may be freed in any order. Only an index of a schedule reads plan and
    schedule as long as it lives.
 
-   A member that needs another one is refused without it; the message names both. Exceptions let one record fit many
-   batches. These members are allowed even where nothing uses them:
+   A member that needs another one is refused without it, and the message names both. Some members are allowed even
+   where they have no effect, so that one record fits many batches:
    - prices and upper limits;
    - sizes and biases of parts that a layer lacks;
-   - zero with one rank, no_sequence with tp 1, unfused with full recomputation, gathered rows or outputs where none are
-     kept, shape.outputs in forward_only.
+   - zero with one rank; no_sequence with tp 1; unfused with full recomputation; gathered rows, or outputs where none
+     are kept; shape.outputs with forward_only.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
-   unvalidated objects never reads past the counts that they state, and takes time and memory in proportion to these
+   unvalidated objects never reads beyond the counts stated in them, and its time and memory are in proportion to these
    counts. A free function takes only objects that the library has made. */
 
 /* ================================================================================================================
@@ -304,8 +304,8 @@ CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
 /* A beginning that one sequence shares with another: its first `tokens` tokens equal those of sequence `with`, and the
-   model must compute the same from both. Equal tokens with different images are not shared, nor tokens that a mixture
-   of experts must route differently. */
+   model must compute the same from both. So tokens after different images are not shared, nor tokens that a mixture of
+   experts must route differently. */
 typedef struct cf_shared_prefix {
     int64_t with;   /* index of the other sequence in the batch */
     int64_t tokens; /* 0: it shares nothing, and `with` is ignored */
@@ -318,36 +318,37 @@ typedef struct cf_pack_desc {
     int64_t chunk_size;           /* maximum tokens per chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
     cf_split_method split;        /* 0: full slices; by cost with lockstep */
-    int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which becomes
-                                     a hybrid chunk (not in the paper); 1: they do not, as in the paper */
+    int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which makes
+                                     it a hybrid chunk (not in the paper); 1: they do not */
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* maximum slices per chunk. 0: no limit */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    int64_t lockstep;             /* 1: lays out chunks in columns, for ranks that run in step (cf_lockstep_plan). The
-                                     i-th chunks of all ranks are column i and cost about the same. There may be more
-                                     chunks, and idle ones between them. Needs best fit, without shared prefixes */
+    int64_t lockstep;             /* 1: arranges chunks in columns, for ranks that run in lockstep (cf_lockstep_plan).
+                                     The i-th chunks of all ranks are column i and cost about the same. There may be
+                                     more chunks than without it, and idle ones. Needs best fit, without shared
+                                     prefixes */
     int64_t max_cp;               /* maximum ranks of a cp group (see below), at most n_ranks. 0, 1: no cp groups. Above
-                                     1 it implies lockstep. By the time of all columns, replays for K = 1 included, a
-                                     larger max_cp is never worse than a smaller one */
-    double cp_row_seconds;        /* extra cost of a pass per row of K and V that another rank sends, beyond what other
-                                     work hides. In units of `cost`. Ignored without max_cp */
-    double cp_chunk_seconds;      /* extra cost of each chunk of a cp group, in units of `cost`: the scan of recurrent
-                                     layers. Ignored without max_cp */
-    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
-                                     of the batch cost as much as all its attention pairs */
-    const cf_shared_prefix *shared_prefixes; /* (n) the beginnings that sequences share; their common rows are computed
-                                                once. NULL: none. Needs best fit */
-    int64_t min_shared_prefix;    /* a shared beginning of fewer tokens is computed once per sequence; a longer one is
+                                     1 it implies lockstep. The columns of a larger max_cp never take longer in total
+                                     than those of a smaller one, with the replays of K = 1 counted */
+    double cp_row_seconds;        /* extra cost of a pass per row of K and V from another rank, beyond the part hidden
+                                     by other work. In units of `cost`. Ignored without max_cp */
+    double cp_chunk_seconds;      /* extra cost of each chunk of a cp group, for the scan of recurrent layers. In units
+                                     of `cost`. Ignored without max_cp */
+    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: default weights, by which all
+                                     rows of the batch cost as much as all its attention pairs */
+    const cf_shared_prefix *shared_prefixes; /* (n) the beginnings that sequences share; their rows are computed once.
+                                                NULL: none. Needs best fit */
+    int64_t min_shared_prefix;    /* a shared beginning with fewer tokens is computed once per sequence; a longer one is
                                      rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX. Needs
                                      shared_prefixes */
-    int no_copies;                /* 0: a tree that makes its rank too expensive is split over several ranks, each of
-                                     which computes the rows above its part; 1: no row is computed twice. Set 1 for
+    int no_copies;                /* 0: a tree too expensive for one rank is split over several ranks, each of which
+                                     computes the rows above its split; 1: no row is computed twice. Set 1 with
                                      cf_metadata_desc.shared_mean, which would count a row once per copy. Needs
                                      shared_prefixes */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
-/* A contiguous piece of a sequence in a chunk. A plan may have millions of slices, and their bytes take most of the
+/* A contiguous piece of a sequence in a chunk. A plan may have millions of slices, and writing them takes most of the
    time of packing, so members have 32 bits where limits allow it. Widen a length to 64 bits before you multiply it. */
 typedef struct cf_slice {
     int64_t begin;    /* first token, counted in the sequence */
@@ -355,8 +356,8 @@ typedef struct cf_slice {
                          `order` */
     int32_t length;   /* tokens */
     int32_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
-    int32_t up;       /* the slice whose rows come right before its own: earlier in the same chunk, in a chunk above
-                         (cf_chunk.up), or in a cp group on another rank. -1: none, its sequences begin here */
+    int32_t up;       /* the slice whose rows come directly before this one's: earlier in the same chunk, in a chunk
+                         above (cf_chunk.up), or in a cp group on another rank. -1: none, its sequences begin here */
     int32_t first, n; /* plan->order[first .. first + n) are the sequences that share these rows. Without an order: only
                          sequence `first` */
 } cf_slice;
@@ -364,22 +365,23 @@ typedef struct cf_slice {
 typedef struct cf_chunk {
     int64_t first_slice; /* its slices are plan->slices[first_slice .. first_slice + n_slices); in a dependent chunk the
                             slice of the split sequence comes first */
-    int64_t n_slices;    /* 0: the chunk is idle, and only fills up its rank's steps */
+    int64_t n_slices;    /* 0: the chunk is idle, and only evens out the ranks' numbers of chunks */
     int64_t tokens;      /* sum of its slices' lengths */
     int64_t rows;        /* tokens and alignment padding; at most chunk_size */
     int64_t pairs;       /* attention pairs, the prefix included */
     int64_t chain;       /* index into plan->chains; -1: standalone or idle */
     int64_t index;       /* its place in the chain, from 0; 0 without a chain */
     int64_t prefix;      /* tokens of the chain before this chunk; in a tree, rows of its path before it; in a cp group,
-                            rows on its own rank */
+                            only rows on its own rank */
     int64_t rank;        /* data-parallel rank that runs it */
     int64_t up;          /* the chunk of its rank that it continues: the previous one in its chain, or the last one of
                             the chain above. -1: none */
     int64_t down;        /* the last chunk that continues this one; the first is the next chunk. -1: none */
-    int64_t below;       /* chunks on the longest path that continues it. 0: none */
-    int64_t state;       /* leading rows of its own whose K and V belong to its chain: those of the split sequence, also
-                            in its last chunk. 0 without a chain, and in a tree where no chunk continues it */
-    int64_t cp;          /* ranks of its cp group; 0: none. 1 in a column (>>lockstep) where some rank has one */
+    int64_t below;       /* number of chunks on the longest path that continues it. 0: none */
+    int64_t state;       /* its first rows, whose K and V belong to its chain: those of the split sequence, also in its
+                            last chunk. 0 without a chain, and in a tree if no chunk continues it */
+    /* ranks of its cp group; 0: none. In a column (>>lockstep): 1 if some rank's chunk has a cp group */
+    int64_t cp;
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
@@ -388,34 +390,35 @@ typedef struct cf_chain {
     int64_t first_chunk;
     int64_t n_chunks;
     int64_t tokens; /* length of the sequence. In a tree: rows of the chain's own state (0 if no chunk continues it). In
-                       a cp group: rows of this rank's part */
+                       a cp group: rows of this rank's part of the sequence */
     int64_t cp;     /* ranks of its cp group; 0: none */
 } cf_chain;
 
-/* Trees. Sequences that begin alike form a tree. A small tree lies within one chunk and has no chains. The rows of
-   others lie in chains, and a chain may continue another chain.
+/* Trees. Sequences that begin alike form a tree. A small tree is within one chunk and has no chains. In larger ones the
+   rows are in chains, and a chain may continue another chain.
 
-   The path of a chunk is the rows from the tree's root to the chunk's beginning. They lie in the states of its own
-   chain and of the chains above it; the chunk sees all of them. A chunk comes before those that continue it, on the
+   The path of a chunk is all rows from the tree's root to the chunk's beginning. They are in the states of its own
+   chain and of the chains above it, and the chunk sees all of them. A chunk comes before those that continue it, on the
    same rank, subtree by subtree.
 
-   A leaf is a chain of one chunk without a state: it holds the rows of several sequences beyond their common path.
+   A leaf is a chain of one chunk without a state. It holds the rows of several sequences beyond their common path.
 
    Cp groups (context parallelism). With max_cp an expensive sequence may be spread over cp = 2, 4, 8 ... neighbouring
-   ranks. The first of them is a multiple of cp, and cp divides n_ranks. Each has a part of the sequence, as a chain
-   with this `cp`: rank r has part r % cp. Parts have at least 512 tokens, or chunk_size / 8 if that is less.
+   ranks. The first of them is a multiple of cp, and cp divides n_ranks. Each rank has a part of the sequence, as a
+   chain with this `cp`: rank r has part r % cp. A part has at least 512 tokens, or chunk_size / 8 if that is less.
 
    All parts have the same number of chunks, in the same columns. Their i-th chunks are a round: neighbouring slices of
-   about the same cost, in order of ranks, which continue the round before. With cp 2 and four slices, the first rank
-   has slices 0 and 2, and the second has 1 and 3. So a chunk sees more rows than its chain has: `prefix` counts those
-   of its own rank, slices.begin those of all ranks (cf_kv_sources). Short sequences may follow in a part's last chunk.
-   The ranks run the passes of a round at once, so their schedules come from one list (cf_lockstep_plan). */
+   about the same cost, in the order of the ranks. Each round continues the one before. With cp 2 and four slices, the
+   first rank has slices 0 and 2, and the second has 1 and 3. So a chunk sees more rows than its chain has: `prefix`
+   counts those of its own rank, slices.begin those of all ranks (cf_kv_sources). Short sequences may follow in a part's
+   last chunk. The ranks run the passes of a round at the same time, so their schedules come from one list
+   (cf_lockstep_plan). */
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks [r x
    chunks_per_rank, (r + 1) x chunks_per_rank).
 
-   A chain's chunks are consecutive. Chains come first, in input order of their first sequence, then standalone chunks
-   in order of creation. Next fit keeps input order throughout. With lockstep the columns give the order. */
+   A chain's chunks are consecutive. Chains come first, in the input order of their first sequences, then standalone
+   chunks in order of creation. Next fit keeps input order throughout. With lockstep the columns determine the order. */
 typedef struct cf_plan {
     int64_t chunk_size;     /* as in the options */
     int64_t align;          /* as in the options; 1 if not given */
@@ -431,9 +434,10 @@ typedef struct cf_plan {
     int64_t n_idle;         /* chunks without a slice */
     int64_t n_chains;
     int64_t n_slices;
-    int64_t lower_bound;    /* no packing of these slices uses fewer chunks: the largest of total tokens / chunk_size;
-                               the number of sequences of which no two fit into one chunk; Martello and Toth's L2
-                               (Knapsack Problems, 1990, section 8.3); slices / max_slices; and dependent chunks */
+    int64_t lower_bound;    /* a lower bound on the chunks for these slices. It is the largest of total tokens /
+                               chunk_size; the number of sequences of which no two fit into one chunk; Martello and
+                               Toth's L2 (Knapsack Problems, 1990, section 8.3); slices / max_slices; and dependent
+                               chunks */
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_chain *chains;       /* (n_chains) */
@@ -441,23 +445,23 @@ typedef struct cf_plan {
     int64_t *order;         /* (n_sequences) all sequences; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
     int64_t *lengths;       /* (n_sequences) as given */
-    cf_block block;         /* the memory that it lies in */
+    cf_block block;         /* the memory of this object */
 } cf_plan;
 
-/* Packs a batch: cuts every sequence longer than chunk_size into a chain of chunks, and packs the others whole. Extends
-   the paper's Algorithm 1. Takes near linear time: tens of milliseconds for a million lengths, a second with max_cp.
-   CF_SPLIT_COST takes a few microseconds more per slice of a long sequence.
+/* Packs a batch: splits every sequence longer than chunk_size into a chain of chunks, and packs the others whole.
+   Extends the paper's Algorithm 1. Takes nearly linear time: tens of milliseconds for a million lengths, a second with
+   max_cp. CF_SPLIT_COST takes a few microseconds more per slice of a long sequence.
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice. One of exactly chunk_size tokens
-   is a standalone chunk. The padding of `align` does not count here.
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice. A sequence of exactly chunk_size
+   tokens is a standalone chunk; the padding of `align` does not count here.
 
-   With n_ranks > 1 every rank gets chunks_per_rank chunks. A chain is on one rank, unless it is a part of a cp group.
-   Whole sequences and trees go to ranks by cost: the most expensive first, each to the rank that is cheapest so far.
-   Each rank then packs its own, and idle chunks fill the rest.
+   With n_ranks > 1 every rank gets chunks_per_rank chunks. A chain is on one rank, unless it is part of a cp group.
+   Whole sequences and trees go to ranks by cost: the most expensive first, each to the rank with the lowest cost so
+   far. Each rank then packs its own, and idle chunks fill the rest.
 
-   The plan depends only on the arguments, so every rank can compute it for itself. No rank gets more tokens than 1.5 x
-   the mean of all ranks + the longest sequence or tree, where a chain counts as n_chunks x chunk_size. Without align
-   and max_slices, chunks_per_rank is at most 2 x that bound / chunk_size + 1.
+   The plan depends only on the arguments, so every rank can compute it independently. No rank gets more tokens than 1.5
+   x the mean of all ranks + the longest sequence or tree, where a chain counts as n_chunks x chunk_size. Without align
+   and max_slices, chunks_per_rank is at most 2 x that limit / chunk_size + 1.
 
    Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
    ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
@@ -465,14 +469,15 @@ typedef struct cf_plan {
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
-/* Pack without any allocation, for a data loader that reuses one block. cf_pack_size returns how many bytes are enough
-   for these lengths (plan and working space). cf_pack_into packs into `memory` and puts the plan at its start. Memory
-   must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as `memory`;
-   cf_plan_free on it does nothing.
+/* Pack without any allocation, for a data loader that reuses one block of memory. cf_pack_size returns how many bytes
+   are enough for these lengths (plan and working space). cf_pack_into packs into `memory` and puts the plan at its
+   start. Memory must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as
+   `memory`; cf_plan_free on it does nothing.
 
-   cf_pack_size looks at each length once, with two exceptions: max_cp > 1, and shared prefixes with n_ranks > 1. Then
-   only packing tells the size, so cf_pack_size packs in working space that it allocates and frees, and can return every
-   error of cf_pack. To avoid this, keep a block and call cf_pack_into until it returns CF_ERROR_SPACE. */
+   cf_pack_size reads each length once, with two exceptions: max_cp > 1, and shared prefixes with n_ranks > 1. In these
+   cases the size is known only after packing. cf_pack_size then packs in working space that it allocates and frees, and
+   can return every error of cf_pack. To avoid this, keep a block and enlarge it when cf_pack_into returns
+   CF_ERROR_SPACE. */
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error);
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -482,11 +487,11 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
 /* Finds the shared prefixes of a batch by comparing tokens. tokens[i] has the lengths[i] tokens of sequence i, of
-   token_bytes bytes each. Takes n log n steps and time in proportion to the equal tokens (Ng and Kakehi, Merging string
-   sequences by longest common prefixes, 2008).
+   token_bytes bytes each. Takes n log n steps, plus time in proportion to the equal tokens (Ng and Kakehi, Merging
+   string sequences by longest common prefixes, 2008).
 
-   If the sequences are sorted by their tokens, and you know how many tokens sequence i shares with sequence i - 1, you
-   need no call: prefixes[i] is {i - 1, common[i]}.
+   You do not need this call if the sequences are sorted by their tokens and you know how many tokens sequence i shares
+   with sequence i - 1: prefixes[i] is then {i - 1, common[i]}.
 
    Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
@@ -494,13 +499,13 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
                                                 cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack. Every token of every sequence must be in
-   exactly one slice, a sequence's slices in order. No chunk may exceed chunk_size or max_slices. Alignment, chains and
-   prefixes, pairs, ranks and totals must be right. lower_bound must not exceed the number of chunks used; nothing else
-   of it is checked.
+   exactly one slice, and a sequence's slices must be in order. No chunk may exceed chunk_size or max_slices. Alignment,
+   chains and prefixes, pairs, ranks and totals must be right. Of lower_bound it only checks that the number of chunks
+   used is not below it.
 
-   Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
-   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 1 byte
-   per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
+   Returns CF_OK, or CF_ERROR_PLAN for the first violation, with the member in error->field and the index of the chunk,
+   slice, chain or sequence in error->item. Scratch comes from `allocator` (NULL: malloc): 1 byte per sequence and 8 per
+   chunk, with trees 33 and 16; CF_ERROR_MEMORY if there is none. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -514,20 +519,20 @@ typedef struct cf_plan_stats {
     int64_t longest_chain;        /* chunks of the longest chain, or of the longest path of a tree; 0 if none */
     int64_t longest_sequence;     /* tokens */
     int64_t most_slices;          /* in one chunk */
-    int64_t rows;                 /* rows that are computed: tokens less shared ones */
+    int64_t rows;                 /* computed rows: tokens less shared ones */
     double fill;                  /* rows / (chunks with slices x chunk_size) */
     double pairs;                 /* attention pairs of the whole batch */
-    double unshared_pairs;        /* attention pairs if nothing were shared */
+    double unshared_pairs;        /* attention pairs without sharing */
     double chunk_imbalance;       /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_imbalance;  /* fullest rank / mean */
     double rank_pair_imbalance;
-    double rank_imbalance;        /* Most expensive rank / mean. All ranks wait for it, so this is also how much longer
-                                     an iteration takes than with even ranks. */
-    double unit_imbalance;        /* most expensive chain or standalone chunk / mean of the ranks. A chain stays on one
-                                     rank, so rank_imbalance cannot be less */
+    double rank_imbalance;        /* Cost of the most expensive rank / mean. All ranks wait for it, so an iteration
+                                     takes this much longer than with even ranks. */
+    double unit_imbalance;        /* cost of the most expensive chain or standalone chunk / mean of the ranks. A chain
+                                     stays on one rank, so rank_imbalance cannot be less */
 } cf_plan_stats;
 
-/* Measures a plan. `cost` weighs the chunks as in cf_pack_desc; NULL and all zeros mean the default weights. If plan is
+/* Measures a plan. `cost` gives the weights as in cf_pack_desc; NULL and all zeros mean the default weights. If plan is
    NULL all numbers are 0. The plan must be sound. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
@@ -535,44 +540,44 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
    >>metadata    plan -> inputs of a chunk's kernels and of its loss
    ================================================================================================================ */
 
-/* Sizes of a trainer's buffers: what one batch needs, or the maximum over many batches (cf_steps_capacity). Start with
-   all zeros. */
+/* Sizes of a trainer's buffers: the needs of one batch, or their maximum over many batches (cf_steps_capacity). Start
+   with all zeros. */
 typedef struct cf_capacity {
-    int64_t rows;        /* maximum rows of a chunk, padding included: size of an activation slot, of a boundary slot,
-                            and of the scratch of a pass that keeps nothing */
+    int64_t rows;        /* maximum rows of a chunk, padding included. It sizes an activation slot, a boundary slot, and
+                            the scratch of a pass that keeps nothing */
     int64_t prefix;      /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it counts
-                            rows of all ranks, which are gathered beside the state */
+                            rows of all ranks, which are gathered next to the state */
     int64_t n_seqs;      /* an upper bound of the sequences in a chunk's cu_seqlens */
     int64_t activations; /* activation slots of the stage */
     int64_t states;      /* its state slots */
     int64_t boundaries;  /* its boundary slots */
-    int64_t outputs;     /* its outputs slots, for a trainer whose replays take outputs */
+    int64_t outputs;     /* outputs slots of the stage, for a trainer whose replays use kept attention outputs */
 } cf_capacity;
 
 /* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_metadata_desc {
     const cf_capacity *capacity;         /* NULL: arrays are as long as the chunk needs. Otherwise its rows, prefix and
-                                            n_seqs set the lengths: shapes and offsets in the block are then the same
-                                            for every chunk (CUDA graphs), and unused rows are padding */
+                                            n_seqs set the lengths. Shapes and offsets in the block are then the same
+                                            for every chunk (as CUDA graphs need), and unused rows are padding */
     const unsigned char *const *ignored; /* (n_sequences) one byte per token of each sequence; non-zero: the token is
-                                            not predicted (in a prompt, say). NULL, here or for a sequence: all tokens
-                                            are. Give cf_loss_weights the same array, or the mean is wrong */
+                                            not predicted (for example in a prompt). NULL, here or for a sequence: all
+                                            tokens are. Give cf_loss_weights the same array, or the mean is wrong */
     const double *weights;               /* (n_sequences) weight of each sequence's targets, from cf_loss_weights. NULL:
                                             no loss_weights */
     int shifted;                         /* 0: a row's target is the next token of the sequence. 1: the trainer has
-                                            arrays of inputs and of targets, of equal length, the targets one token
-                                            ahead. Then every row has a target, at its own position, and `ignored` is
-                                            indexed by target. Give cf_loss_weights the same */
+                                            separate arrays of inputs and of targets, of equal length, with the targets
+                                            one token ahead. Every row then has a target, at its own position, and
+                                            `ignored` is indexed by target. Give cf_loss_weights the same value */
     int shared_mean;                     /* weight of a token that several sequences share. 0: the sum of their weights,
-                                            so that every sequence counts as if nothing were shared; 1: the mean of
+                                            so that every sequence counts as it would without sharing; 1: the mean of
                                             their weights. Needs weights */
     int wants_loss_rows;                 /* 1: also fill loss_rows */
     int wants_key_ends;                  /* 1: also fill key_ends */
 } cf_metadata_desc;
 
-/* One extra call of attention, for sequences that share rows. Their keys lie in several places, and each place needs a
-   call of its own. The call with cu_seqlens comes first: in it each slice sees only itself. Each further place has one
-   of these calls, without a mask. A sequence of a call may have no queries or no keys.
+/* One extra call of attention, for sequences that share rows. Their keys are in several places, and each place needs
+   its own call. The call with cu_seqlens comes first: in it each slice sees only itself. Each further place has one of
+   these calls, without a mask. A sequence of a call may have no queries or no keys.
 
    Merge the results by their LSE (log-sum-exp). In backward, give every call the merged result and LSE, and add up the
    dQ of all calls. */
@@ -586,19 +591,19 @@ typedef struct cf_attention_call {
 } cf_attention_call;
 
 /* One chunk. Its tensors have `rows` rows: tokens, and padding if `align` or a capacity leaves some. Keys and values
-   lie in this order: the prefix, then the chunk, prefix + rows in all.
+   are in this order: the prefix, then the chunk, prefix + rows in all.
 
-   cu_seqlens and max_seqlen are arguments of flash_attn_varlen_func and functions like it, causal and aligned
+   cu_seqlens and max_seqlen are arguments for flash_attn_varlen_func and similar functions, causal and aligned
    bottom-right. The first slice of a dependent chunk has `prefix` more keys than queries, so it sees the prefix and
    itself. All other slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order
    (cf_kv_sources).
 
-   A run of padding rows is a sequence of its own. So no token sees padding, and every row of a result is written.
+   A run of padding rows counts as a separate sequence. So no token sees padding, and every row of a result is written.
    Padding needs finite numbers in Q, K and V. It has no loss, so its gradients are zero. Only the last chunk of a chain
    has padding, so a state has no padding between tokens.
 
    A loop of your own over rows needs no cu_seqlens, unless sequences share rows. Number the keys so that key 0 is the
-   chunk's first row, and the prefix is at -prefix .. -1. Then row t sees the keys t - position_ids[t] .. t.
+   chunk's first row, and the prefix is at -prefix .. -1. Row t then sees the keys t - position_ids[t] .. t.
 
    With a capacity, unused sequences have length 0. All rows from chunk->rows on are padding without a place in the
    chain's state: do not write their K and V there, and take no dK and dV from there. Those rows of the state may hold
@@ -617,11 +622,11 @@ typedef struct cf_metadata {
     const int32_t *sequence_ids;     /* (rows) index of the row's sequence in the batch; -1: padding */
     const int32_t *position_ids;     /* (rows) position in that sequence, for RoPE; 0 in padding */
     const int32_t *target_positions; /* (rows) position of the token to predict, even if that token is in the next
-                                        chunk; -1: none, or ignored. Shifted: the row's own position */
+                                        chunk; -1: none, or ignored. With `shifted`: the row's own position */
     const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
     /* Only if rows are shared; otherwise 0 and NULL. The last row before sequences diverge has one target per branch.
-       The first is above, for the sequence in sequence_ids; the others are here, by rising row. Each target has a loss
-       of its own, from the same logits. */
+       The first is above, for the sequence in sequence_ids; the others are here, by rising row. Each target has its own
+       loss, from the same logits. */
     int64_t n_calls, n_extra;
     const cf_attention_call *calls;  /* (n_calls) extra calls; 0: the call with cu_seqlens is enough */
     const double *extra_weights;     /* (n_extra) NULL: not wanted */
@@ -633,10 +638,10 @@ typedef struct cf_metadata {
                                         NULL: not wanted */
 } cf_metadata;
 
-/* cf_metadata_size returns how many bytes cf_metadata_fill needs for this chunk, or, if chunk is -1, for any chunk of
+/* cf_metadata_size returns how many bytes cf_metadata_fill needs for this chunk or, if chunk is -1, for any chunk of
    the plan. cf_metadata_fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into
-   *out: loss_weights first, then the others as listed above. A capacity does not fix the sizes of arrays for shared
-   rows, so in such plans offsets from `calls` on vary. Everything is untouched on failure. The plan must be sound.
+   *out: loss_weights first, then the others as listed above. Arrays for shared rows vary in size even with a capacity,
+   so in such plans offsets from `calls` on vary. Everything is untouched on failure. The plan must be sound.
 
    Errors: CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more; weights,
    with the sequence, if one is not finite), CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT if prefix + rows exceeds
@@ -647,11 +652,11 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
 /* Tokens, targets and weights of all chunks of a plan, chunk after chunk. The targets of a row are first_target[row] ..
-   first_target[row + 1] - 1: none, one, or several where sequences diverge. Each target has a loss of its own, from the
-   same logits. */
+   first_target[row + 1] - 1: none, one, or several where sequences diverge. Each target has its own loss, from the same
+   logits. */
 typedef struct cf_token_rows {
     int64_t n_rows, n_targets;
-    const int64_t *first_row;    /* (n_chunks + 1) of each chunk */
+    const int64_t *first_row;    /* (n_chunks + 1) the first row of each chunk, and the end of the last */
     const int32_t *tokens;       /* (n_rows) -1: padding */
     const int32_t *first_target; /* (n_rows + 1) */
     const int32_t *targets;      /* (n_targets) the tokens to predict */
@@ -659,9 +664,9 @@ typedef struct cf_token_rows {
                                     doubles. NULL without cf_metadata_desc.weights */
 } cf_token_rows;
 
-/* Look up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. cf_token_rows_size
-   includes room for one chunk's metadata. tokens: of each sequence of the plan, token_bytes each: 2 (unsigned) or 4.
-   Everything except `memory` is untouched on failure. The plan must be sound.
+/* Look up tokens at the positions from cf_metadata_fill, for all chunks of a plan in one call. The size includes room
+   for one chunk's metadata. tokens: those of each sequence of the plan, token_bytes each: 2 (unsigned) or 4. Everything
+   except `memory` is untouched on failure. The plan must be sound.
 
    Errors: as cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens", with the sequence whose tokens are NULL);
    CF_ERROR_LIMIT if there may be more than INT32_MAX targets. */
@@ -674,20 +679,20 @@ CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadat
 /* Rows of K and V that a chunk of a cp group sees before its own, and the rank whose state has them. */
 typedef struct cf_kv_source {
     int64_t rank;
-    int64_t chunk;  /* the chunk of that rank that makes the rows; they lie in its chain's state */
+    int64_t chunk;  /* the chunk of that rank that makes the rows; they are in its chain's state */
     int64_t row;    /* their first row in that state */
     int64_t begin;  /* first row within the sequence */
-    int64_t tokens; /* number of rows. Times the bytes of a row: the traffic from rank to rank */
+    int64_t tokens; /* number of rows. Multiplied by a row's bytes, it is the traffic from rank to rank */
 } cf_kv_source;
 
-/* Lists the rows of K and V before this chunk in its cp group's sequence, by rising position. There is no gap from the
+/* Lists the rows of K and V before this chunk in its cp group's sequence, by rising position, without gaps from the
    sequence's first row to the chunk's first slice. Rows of earlier rounds are already in states. The last entries are
-   rows of the chunk's own round: lower ranks make them during the same pass, layer by layer.
+   rows of the chunk's own round: lower ranks compute them during the same pass, layer by layer.
 
-   In each layer of a forward the ranks of a round make K and V of their rows, and each receives its sources' rows: all
-   at once, or one after the other from its neighbour in a ring. Attention that merges blocks by their LSE takes them in
-   any order. In a backward, gradients go back to the ranks that have the rows. A rank continues with its own rows once
-   all higher ranks have sent their gradients.
+   In each layer of a forward the ranks of a round compute K and V of their rows, and each receives its sources' rows:
+   all of them together, or one after another from its neighbour in a ring. Attention that merges blocks by their LSE
+   takes them in any order. In a backward, gradients go back to the ranks that own the rows. A rank continues with its
+   own rows once all higher ranks have sent their gradients.
 
    sources: room for all entries, or NULL to only count them. Returns their number; 0 for a chunk without a cp group.
    The plan must be sound. */
@@ -702,7 +707,7 @@ typedef enum cf_mean {
     CF_MEAN_COUNT
 } cf_mean;
 
-/* The mean over targets that makes the loss. Zero means default in every member; NULL is all zeros. */
+/* The mean over targets that forms the loss. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
@@ -712,11 +717,11 @@ typedef struct cf_loss_weights_desc {
 } cf_loss_weights_desc;
 
 /* Finds for each sequence the weight of its targets. The sum of all weighted losses is then the wanted mean. Add up
-   losses and gradients over chunks and ranks, and let nothing (no DDP) divide them: chunks and ranks have different
+   losses and gradients over chunks and ranks, and let nothing divide them (DDP would). Chunks and ranks have different
    numbers of targets, so a mean over one of them would be another loss.
 
-   lengths: all n of the batch, as given to cf_pack, for all ranks. Every token except a sequence's first (shifted:
-   every token) is a target, unless it is ignored. Without any target, all weights are 0.
+   lengths: all n lengths of the batch, as given to cf_pack, for all ranks. Every token except a sequence's first is a
+   target, unless it is ignored; with `shifted`, every token is. Without any target, all weights are 0.
 
    Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
    CF_ERROR_MEMORY. The weights are untouched on failure. */
@@ -735,25 +740,26 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_EXPERTS 65536 /* per layer; a token goes to at most CF_MAX_ACTIVE of them */
 #define CF_MAX_ACTIVE 1024
 #define CF_MAX_KINDS 26
-#define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention in a smaller window costs too little to keep its outputs */
+#define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention in a smaller window costs too little for its outputs to be worth
+                                     keeping */
 
-/* The part of a layer that mixes tokens, and the state that each hands on from chunk to chunk. */
+/* The part of a layer that mixes tokens, with the state that each hands on from chunk to chunk. */
 typedef enum cf_mixer {
     CF_MIXER_FULL = 0, /* causal attention. State: K and V of all rows */
     CF_MIXER_WINDOW,   /* attention to the last `window` rows, a row's own included. State: K and V of window - 1
                           rows */
     CF_MIXER_CHUNKED,  /* attention to the rows since the last multiple of `window` (Llama 4). State: their K and V */
     CF_MIXER_LATENT,   /* multi-head latent attention (DeepSeek-V2, 2024). State: latents of all rows */
-    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024). State: for each border between chunks a snapshot and the
+    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024). State: at each border between chunks a snapshot, and the
                           last tail - 1 rows of the convolution */
-    CF_MIXER_KDA,      /* delta rule with one gate per channel (Kimi Linear, 2025). State: as CF_MIXER_DELTA */
-    CF_MIXER_MAMBA2,   /* Mamba-2 (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups. State: as
+    CF_MIXER_KDA,      /* delta rule with one gate per channel (Kimi Linear, 2025). State: like CF_MIXER_DELTA */
+    CF_MIXER_MAMBA2,   /* Mamba-2 (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups. State: like
                           CF_MIXER_DELTA */
-    CF_MIXER_NONE,     /* no mixer and no state: a layer that is feed-forward alone (Nemotron-H) */
+    CF_MIXER_NONE,     /* no mixer and no state: a layer with only a feed-forward part (Nemotron-H) */
     CF_MIXER_COUNT
 } cf_mixer;
 
-/* One kind of layer. Zero means the model's own number. If the model has no such number, the layer has no such part. */
+/* One kind of layer. Zero means the model's own number; if the model has none, the layer lacks that part. */
 typedef struct cf_layer {
     cf_mixer mixer;
     int gate;          /* 1: attention's output is multiplied by a gate of as many columns as Q. Only full, window or
@@ -768,10 +774,11 @@ typedef struct cf_layer {
     int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: Q is not compressed) */
     int64_t rope_dim;  /* latent layer: width of the part of K that all heads share */
     int64_t tail;      /* recurrent layer: rows that its convolution sees, a row's own included */
-    int64_t reach;     /* experts that a token may choose from (DeepSeek-V3: those in half of the groups); 0: all */
+    /* number of experts from which a token chooses (DeepSeek-V3: those in half of the groups); 0: all */
+    int64_t reach;
     int64_t ffn;       /* width of the MLP, or of one routed expert */
-    int64_t experts, active; /* routed experts, and how many of them a token goes to. No token is dropped */
-    int64_t shared;    /* width of all shared experts together, which every token goes to. Needs experts */
+    int64_t experts, active; /* routed experts, and how many of them process each token. No token is dropped */
+    int64_t shared;    /* width of all shared experts together, which process every token. Needs experts */
     int64_t shared_gate; /* 1: one number per token scales the output of the shared experts. Needs shared */
 } cf_layer;
 
@@ -782,7 +789,7 @@ typedef struct cf_model {
     int64_t layers;
     int64_t hidden;
     int64_t heads;    /* query heads */
-    int64_t kv_heads; /* key and value heads; divides heads */
+    int64_t kv_heads; /* key and value heads; must divide heads */
     int64_t head_dim; /* 0: hidden / heads. Else heads x head_dim need not equal hidden (as in Qwen3) */
     int64_t ffn;      /* width of the MLP */
     int64_t vocab;
@@ -796,15 +803,15 @@ typedef struct cf_model {
     int64_t n_kinds;
     const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., repeated; a is kinds[0]. NULL: "a" */
     int64_t first_dense;   /* number of first layers with an MLP of width `ffn` instead of experts. Needs experts */
-    int64_t mtp;           /* extra layers that predict tokens further ahead (DeepSeek-V3, 2024). Each is of the last
+    int64_t mtp;           /* extra layers that predict tokens further ahead (DeepSeek-V3, 2024). Each has the last
                               layer's kind, and adds a projection of two rows to one, three norms, and a head and
                               loss */
     int64_t norms;         /* norms per layer, not counting those of heads; 0: one before the mixer, one before the
                               MLP */
 } cf_model;
 
-/* Checks a model. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted, the
-   nearest value that works. */
+/* Checks a model. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in `wanted`, the
+   nearest valid value. */
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error);
 
 /* Numbers of parameters. */
@@ -816,8 +823,8 @@ typedef struct cf_parameters {
     int64_t head;      /* 0 if it is tied to an embedding in the same place */
     int64_t total;     /* sum of the five above */
     int64_t experts;   /* routed experts; a part of mlp */
-    int64_t active;    /* total minus the experts that a token does not use; some publishers leave out the embedding
-                          too */
+    int64_t active;    /* total minus the experts that a token does not use; some publishers also leave out the
+                          embedding */
 } cf_parameters;
 
 /* Counts the parameters of the whole model, exactly. */
@@ -825,8 +832,8 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 
 /* ---- splitting a model over GPUs ---- */
 
-/* Activations that a trainer drops in each forward and recomputes in backward. (Dropping whole chunks is the schedule's
-   decision.) */
+/* Activations that a trainer drops in each forward and recomputes in backward. (The schedule decides separately which
+   whole chunks are dropped.) */
 #define CF_RECOMPUTES(X)                                                                                          \
     X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
     X(CF_RECOMPUTE_NONE, "none")                                                                                  \
@@ -854,48 +861,48 @@ CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
    if n_stages is below 1 or v below 0. */
 CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
 
-/* Returns the virtual stage that a stage has in one row. A row is n_stages virtual stages; row 0 begins with virtual
-   stage 0. This is the inverse of cf_placement_stage. Returns -1 if a number is out of range. */
+/* Returns the virtual stage that a stage has in one row: the inverse of cf_placement_stage. A row is n_stages
+   consecutive virtual stages; row 0 begins with virtual stage 0. Returns -1 if a number is out of range. */
 CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
 
 /* The split of a model over GPUs. Zero means default in every member. */
 typedef struct cf_parallel {
-    int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn. Must divide kv_heads or be a
-                                multiple of it (then K and V heads are replicated) */
+    int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn. Must divide kv_heads, or be a
+                                multiple of it, in which case K and V heads are replicated */
     int64_t pp;              /* pipeline stages; 0: 1 */
     int64_t n_virtual;       /* virtual stages per stage; 0: 1 */
     cf_placement placement;  /* of virtual stages on stages; 0: loop. A V needs n_virtual above 1 */
     int64_t dp;              /* data-parallel ranks; 0: 1 */
-    int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
-                                also gradients, 3 also parameters */
-    int no_sequence;         /* 0: sequence parallelism: norms and residuals, which tensor parallelism does not split,
-                                are split over tp by tokens. 1: they are not */
+    int64_t zero;            /* ZeRO level over the dp ranks: 0 none, 1 optimizer states (Megatron's distributed
+                                optimizer), 2 also gradients, 3 also parameters */
+    int no_sequence;         /* 0: sequence parallelism: norms and residuals, which tensor parallelism does not divide,
+                                are divided over tp by tokens. 1: they are not */
     cf_recompute recompute;  /* 0: none */
     int64_t recompute_layers; /* number of layers per virtual stage that recompute anything; 0: all. Needs recompute */
-    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage. NULL: even; a remainder goes, one layer
-                                each, to virtual stages 1, 2, ..., then to 0, but not to the last one, which has the
+    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage. NULL: even. A remainder is given, one
+                                layer each, to virtual stages 1, 2, ..., then 0, but not to the last one, which has the
                                 output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
     int64_t ep;              /* expert parallelism: ep of the tp x dp GPUs of a stage share the routed experts of a
-                                layer. Each has whole experts, and receives the rows for them. 0: 1, each GPU has a
-                                tp-th of every expert's width. Must divide tp x dp and the experts of each kind. Above 1
-                                it needs experts */
-    int64_t imbalance;       /* percent by which the fullest GPU's experts get more rows than the mean; 0: none. A
+                                layer. Each has whole experts, and receives the rows for them. 0: 1, so that each GPU
+                                has a tp-th of every expert's width. Must divide tp x dp and the experts of each kind.
+                                Above 1 it needs experts */
+    int64_t imbalance;       /* percent by which the experts of the fullest GPU get more rows than the mean; 0: none. A
                                 price: allowed without ep */
 } cf_parallel;
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 
-/* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
+/* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest valid value. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* Counts the parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on another stage
+/* Counts the parameters that one GPU of a virtual stage holds, before ZeRO divides them. A tied head on another stage
    than the embedding is a copy, and counts as head. Replicated norms, biases and K and V heads count on each GPU that
-   has them. Errors: as cf_parallel_validate, and "stage". */
+   has them. Errors: those of cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error);
 
-/* The widths of the matrices on one GPU of a virtual stage. Time and memory follow from them. */
+/* The widths of the matrices on one GPU of a virtual stage. Time and memory are computed from them. */
 typedef struct cf_shard {
     int64_t layers;
     int64_t hidden;
@@ -904,41 +911,43 @@ typedef struct cf_shard {
     int64_t kv;           /* K (or V) heads on this GPU x head_dim, replicas included */
     int64_t ffn;
     int64_t vocab;        /* rows of the embedding and of the head, padding included */
-    int64_t sequence;     /* GPUs that the rows of norms and residuals are split over */
+    int64_t sequence;     /* number of GPUs that divide the rows of norms and residuals */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
     int first, last;      /* 1 if the virtual stage has the embedding; 1 if it has the output head */
-    /* All members from here on are of one layer of a kind; then ffn above is the width of MLP or shared experts. */
+    /* All members from here on describe one layer of a kind; ffn above is then the width of MLP or shared experts. */
     cf_mixer mixer;
     int64_t out;          /* heads x value_dim */
-    int64_t value;        /* V heads x value_dim. In a latent layer kv and value are as attention sees them */
+    int64_t value;        /* V heads x value_dim. In a latent layer kv and value are the widths during attention */
     int64_t elements;     /* elements per row that the mixer keeps for backward: inputs, Q, K, V, output, gates */
     int64_t window;
     int64_t state_row;    /* elements that a row adds to the state */
-    int64_t expand;       /* latent layer: weights that expand a row of state to K and V, in every pass that reads it */
-    int64_t window_row;   /* elements that a row adds to the state of a layer with a window or chunks, until the row
-                             leaves it */
+    /* latent layer: weights that expand a row of state to K and V, in every pass that reads the row */
+    int64_t expand;
+    int64_t window_row;   /* elements that a row adds to the state of a windowed or chunked layer, until the row leaves
+                             it */
     int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
     int64_t effect;       /* elements (float) of the map that rows apply to that state: a d_k x d_k matrix per head, or
                              one number in Mamba-2. Ranks of a cp group exchange them */
     int64_t tail_row;     /* columns of a recurrent layer's convolution */
-    int64_t tail;         /* rows of that convolution which are handed on */
+    int64_t tail;         /* rows of that convolution that are handed on */
     int64_t mixer_weights, mixer_vectors; /* parameters in matrices; in biases and the like */
     int64_t mlp_weights, mlp_vectors;     /* the same of MLP, shared experts and router */
-    int64_t experts, active, expert_ffn, expert_size; /* routed experts: how many are on this GPU, how many a token goes
-                                                         to, the width of one on this GPU, and its parameters */
-    int64_t reach;        /* experts of a layer, on all GPUs, that a token may choose from */
-    int64_t expert_share; /* GPUs that the rows are divided over before they go to experts */
+    int64_t experts, active, expert_ffn, expert_size; /* routed experts: number on this GPU, number that a token uses,
+                                                         width of one on this GPU, and its parameters */
+    int64_t reach;        /* experts of a layer, on all GPUs, from which a token may choose */
+    int64_t expert_share; /* number of GPUs that divide the rows before these go to experts */
     int64_t norms;        /* parameters */
     int outputs;          /* 1: the layer may keep attention's outputs for a replay (cf_memory_desc.outputs): full and
                              latent attention, and windows of at least CF_MIN_OUTPUT_WINDOW rows */
 } cf_shard;
 
 /* Finds the widths of one kind of layer. Kinds count from 0; the stage may have no layer of that kind. A model without
-   `kinds` has one kind. With first_dense its kinds come twice: as they are, then with an MLP instead of experts.
-   Prediction layers count to the last virtual stage. Kind -1 adds up all layers of the stage; members that differ
-   between kinds are those of kind 0.
+   `kinds` has one kind. With first_dense its kinds are numbered twice: as they are, then with an MLP instead of
+   experts. Prediction layers belong to the last virtual stage. Kind -1 adds up all layers of the stage; members that
+   differ between kinds are then those of kind 0.
 
-   Errors: as cf_stage_parameters; CF_ERROR_ARGUMENT for a kind past the last one. *out is untouched on failure. */
+   Errors: those of cf_stage_parameters; CF_ERROR_ARGUMENT for a kind past the last one. *out is untouched on
+   failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
                                        cf_shard *out, cf_error *error);
 
@@ -952,7 +961,7 @@ typedef enum cf_loss {
     CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, and a float softmax,
                             which is kept. Keeps 4, peak 10 */
     CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax is kept; backward makes two
-                            float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
+                            float gradients in addition to it and the bf16 logits. Keeps 4, peak 14 */
     CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
     CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time, so that whole logits never exist. Keeps only
                             the gradient of the head's input (2 bytes x hidden) */
@@ -961,13 +970,13 @@ typedef enum cf_loss {
 
 #define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
 #define CF_FRAGMENTATION 10                 /* percent */
-#define CF_STATE_SLOTS 3                    /* default blocks of a ring of streamed state: one for attention, one on its
-                                               way in, one on its way out */
+#define CF_STATE_SLOTS 3                    /* default number of blocks in a ring of streamed state: one in use by
+                                               attention, one being loaded, one being sent out */
 #define CF_BORDER_TOKENS 4096
 
-/* Parts that lie in host memory: cf_memory_desc.offload is their sum. */
-#define CF_OFFLOAD_CHECKPOINTS 1 /* what layers with full recomputation keep, as in TRL's and Axolotl's long-context
-                                    recipes. Needs full recomputation */
+/* Parts stored in host memory: cf_memory_desc.offload is a sum of these. */
+#define CF_OFFLOAD_CHECKPOINTS 1 /* the inputs that layers with full recomputation keep, as in TRL's and Axolotl's
+                                    long-context recipes. Needs full recomputation */
 #define CF_OFFLOAD_OPTIMIZER 2   /* optimizer states and, with ZeRO 2 and 3, gradients except those of two layers */
 #define CF_OFFLOAD_PARAMETERS 4  /* the rank's own parameters; two gathered layers stay. Needs ZeRO 3 */
 #define CF_OFFLOAD_ALL 7
@@ -979,7 +988,7 @@ typedef struct cf_memory_desc {
     cf_loss loss;                 /* 0: chunked */
     int unfused;                  /* 1: norms and SwiGLU are separate operations, each of which keeps its results: float
                                      copies of the norms' inputs, normalised rows, the activated gate */
-    int unfused_attention;        /* 1: attention writes out its scores; then also fill cf_memory_load.live_scores */
+    int unfused_attention;        /* 1: attention writes out its scores; also set cf_memory_load.live_scores */
     int64_t activation_bytes;     /* per element of activations, boundaries and logits; 0: 2 (bf16) */
     int64_t parameter_bytes;      /* per parameter; 0: 2 (bf16) */
     int64_t gradient_bytes;       /* per parameter; 0: 4 (float) */
@@ -987,56 +996,58 @@ typedef struct cf_memory_desc {
                                      moments: 6 */
     int64_t matrix_bytes;         /* optimizer bytes per parameter of attention and MLP, biases included; 0:
                                      optimizer_bytes. Muon keeps one moment for these: 8 */
-    int64_t lora_rank;            /* rank of LoRA adapters beside each matrix of attention, MLP and shared experts. Then
-                                     only adapters have gradients and optimizer states. 0: all parameters are trained */
-    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices. Needs lora_rank
-                                     and experts */
+    int64_t lora_rank;            /* rank of LoRA adapters on each matrix of attention, MLP and shared experts. Only
+                                     adapters then have gradients and optimizer states. 0: all parameters are trained */
+    int64_t lora_experts;         /* 1: adapters on each routed expert's matrices as well. Needs lora_rank and
+                                     experts */
     int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
-    int64_t runtime_bytes;        /* bytes that no formula here covers: measure an idle process of yours. 0:
+    int64_t runtime_bytes;        /* bytes that no formula here covers: measure an idle process of your own. 0:
                                      CF_RUNTIME_BYTES */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
-                                     loses in gaps. 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
-    int64_t state_window;         /* rows of a ring on the device, through which passes stream a state in host memory,
+                                     loses in gaps. 0: CF_FRAGMENTATION; -1: none (one arena, divided once) */
+    int64_t state_window;         /* rows of a ring on the device, through which passes stream a state from host memory,
                                      layer by layer and block by block (CF_STATE_SLOTS blocks by default). The ring has
                                      K and V of one layer, and their gradients. Kept stage inputs are then in host
-                                     memory too. 0: the whole state stays on the device */
-    int64_t gathered;             /* rows of the longest sequence of a cp group; 0: no cp group. For one layer, buffers
-                                     hold K and V of all these rows, their gradients, and the scan of a recurrent layer.
-                                     A load's state_tokens count only rows of the rank's own part */
+                                     memory as well. 0: the whole state stays on the device */
+    int64_t gathered;             /* rows of the longest sequence of a cp group; 0: no cp group. Buffers then hold, for
+                                     one layer, K and V of all these rows, their gradients, and the scan of a recurrent
+                                     layer. A load's state_tokens count only the rank's own rows */
     int64_t chunk_size;           /* for models with windows or recurrent layers: one border is counted per chunk_size
                                      tokens of state. 0: CF_BORDER_TOKENS */
-    int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
-                                     input, so that its replay computes no attention (not in the paper). 2: the same,
-                                     with both in host memory, wherever the state is. Needs local replay. Not with full
-                                     recomputation or unfused attention */
-    int offload;                  /* sum of CF_OFFLOAD_CHECKPOINTS and so on; 0: all of them lie on the device */
+    int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps in addition to its
+                                     stage input, so that its replay computes no attention (not in the paper). 2: the
+                                     same, with both in host memory, wherever the state is. Needs local replay. Not with
+                                     full recomputation or unfused attention */
+    int offload;                  /* sum of CF_OFFLOAD_CHECKPOINTS and so on; 0: everything is on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
-/* Bytes on one GPU of a virtual stage. Each member is bytes per token of what its comment names. */
+/* Bytes on one GPU of a virtual stage. Each member is in bytes per token of the thing in its comment. */
 typedef struct cf_token_bytes {
-    int64_t activations;    /* a chunk whose activations are kept; without checkpoints */
+    int64_t activations;    /* a chunk with kept activations; without checkpoints */
     int64_t checkpoints;    /* the same chunk in host memory, with CF_OFFLOAD_CHECKPOINTS; else 0 */
     int64_t state;          /* state: K and V of this stage's layers (0 with a state_window), routes, and `border` /
                                chunk_size, rounded up */
     int64_t state_gradient; /* state with gradients (0 with a state_window) */
-    int64_t boundary;       /* a tensor that goes from stage to stage */
+    int64_t boundary;       /* a tensor passed from stage to stage */
     int64_t dropped;        /* a chunk dropped in local replay: its stage input, which is one `boundary`, and its
-                               outputs if it keeps any. Until its replay begins, or with cf_shape.outputs ends */
-    int64_t staged;         /* the largest chunk, twice, if dropped chunks are in host memory: a stage input, and the
-                               outputs of one layer, since outputs come and go layer by layer */
-    int64_t logits;         /* the chunk at its loss, beyond what the loss keeps (last virtual stage; 0 elsewhere) */
+                               outputs if it keeps any. Until its replay begins or, with cf_shape.outputs, until its
+                               replay ends */
+    int64_t staged;         /* the largest chunk, doubled, if dropped chunks are in host memory: a stage input, and the
+                               outputs of one layer, because outputs are moved layer by layer */
+    /* the chunk at its loss, beyond the bytes that the loss keeps (last virtual stage; 0 elsewhere) */
+    int64_t logits;
     int64_t working;        /* the chunk in backward: gradients of one layer's activations, and that layer's recomputed
-                               activations; with a state_window, also the sums of attention by blocks */
-    int64_t buffers;        /* the chunk in any pass: gathered rows of tensor parallelism, sends and receives; two
-                               checkpoints if these are in host memory, one in use and one on its way */
+                               activations; with a state_window, also attention's sums over blocks */
+    int64_t buffers;        /* the chunk in any pass: gathered rows of tensor parallelism, sends and receives; if
+                               checkpoints are in host memory, two of them, one in use and one being moved */
     /* Not per token: */
-    int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of layers with a window,
-                               and of a recurrent layer its state there (float) and the last rows of its convolution */
-    int64_t carry;          /* bytes of the gradients of one border, which a chain in backward holds */
-    int64_t routes;         /* part of `state`: two bytes per expert of a token, so that its replay takes the same
+    int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of windowed layers; and
+                               for a recurrent layer its state there (float) and the last rows of its convolution */
+    int64_t carry;          /* bytes of the gradients of one border, which a chain holds during backward */
+    int64_t routes;         /* part of `state`: two bytes per expert of a token, so that its replay uses the same
                                experts */
 } cf_token_bytes;
 
@@ -1059,8 +1070,8 @@ typedef struct cf_token_bytes {
        mlp                as layernorm, and no f at all
        full               only 2 h / s, counted as `checkpoints` if those lie in host memory
 
-   recompute_layers counts layers of the first kinds first. The first stage also has 8 (token ids); the last stage 4 h /
-   s (final norm) and what the loss keeps.
+   recompute_layers counts layers of the first kinds first. The first stage also has 8 (token ids); the last stage has 4
+   h / s (final norm) and what the loss keeps.
 
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
    heads and a gate. Kinds of layers differ from it:
@@ -1072,31 +1083,32 @@ typedef struct cf_token_bytes {
                         per head (a block of 64; not mamba2), as in fla's source; not measured
        experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
                         percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
-                        these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received */
+                        these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
+   */
 
 /* Other bytes. Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a
    latent layer, value_dim is that of each head's expanded V. A trainer that attends in latent space, like the examples,
    keeps heads x (latent + rotated) numbers a row instead of heads x value_dim.
 
-   A border of a window layer has min(chunk_size, window - 1) rows of K and V. A border of chunked attention has
-   min(chunk_size, window), or none if window divides chunk_size.
+   A border of a windowed layer has min(chunk_size, window - 1) rows of K and V. A border of chunked attention has
+   min(chunk_size, window) rows, or none if window divides chunk_size.
 
    With a state_window, attention reads its prefix one block of keys at a time. `working` then also has 4 q + 8 heads /
-   tp: a layer's sums of dQ in fp32 and two numbers per row of a head, which go from block to block. The kernels of
-   chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy. */
+   tp: a layer's sums of dQ in fp32 and two numbers per row of a head, which carry over from block to block. The kernels
+   of chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy. */
 
-/* Finds bytes per token, as said above. Errors: as cf_memory_estimate. */
+/* Finds bytes per token, by the formulas above. Errors: those of cf_memory_estimate. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
-/* Tokens that one virtual stage holds at one moment: peaks of a simulated timeline, or counts of your own. None is
+/* Tokens that one virtual stage holds at one moment: peaks of a simulated timeline, or your own counts. None is
    negative. */
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or in host memory and streamed
                                       (state_window) */
-    int64_t state_gradient_tokens; /* tokens whose dK and dV are held there too */
+    int64_t state_gradient_tokens; /* tokens whose dK and dV are held in the same memory */
     int64_t input_tokens;          /* padded tokens of dropped chunks, whose stage inputs (local replay) and outputs are
                                       kept */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
@@ -1123,14 +1135,14 @@ typedef struct cf_memory_report {
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
     int64_t host;     /* in host memory; not part of total. With a state_window: state, its gradient, kept inputs and
-                         outputs. Also what `offload` names */
+                         outputs. Also the parts named by `offload` */
     int at_loss;      /* 1: the peak is at the loss, when logits exist and `working` is 0; 0: it is in a layer's
                          backward, when `logits` is 0 */
 } cf_memory_report;
 
 /* Estimates the memory of every stage. loads: one per virtual stage; n_loads is pp x n_virtual. reports: one per stage,
-   which sums up its virtual stages; n_reports is pp. Reports are untouched on failure. Errors: as cf_model_validate and
-   cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or CF_ERROR_OVERFLOW.
+   the sum over its virtual stages; n_reports is pp. Reports are untouched on failure. Errors: those of
+   cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or CF_ERROR_OVERFLOW.
 
    Parameters, gradients and optimizer states are bytes x cf_stage_parameters, divided over dp according to
    parallel.zero (rounded up). ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp without. With
@@ -1144,9 +1156,9 @@ typedef struct cf_memory_report {
                        cf_token_bytes.staged each): one in use, one on its way
        host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
 
-   With desc->outputs 2, inputs and their part of host are counted in this way without a window too. With offload, host
-   also has what it names. Not everything streams: borders (cf_token_bytes.border) stay on the device, and so does a
-   carry (cf_token_bytes.carry) for each virtual stage with gradients of state. */
+   With desc->outputs 2, inputs and their share of host are counted in the same way without a window. With offload, host
+   also has the offloaded parts. Some state does not stream: borders (cf_token_bytes.border) stay on the device, and so
+   does a carry (cf_token_bytes.carry) for each virtual stage with gradients of state. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -1157,16 +1169,16 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
 /* The passes. SEND_F and those after it are only in lowered schedules. */
 #define CF_PASSES(X)                                                                                              \
     X(CF_F, "F")                /* forward */                                                                     \
-    X(CF_R, "R")                /* replay: forward again, because the activations were dropped */                 \
+    X(CF_R, "R")                /* replay: the forward again, because its activations were dropped */             \
     X(CF_B, "B")                /* backward, whole */                                                             \
     X(CF_I, "I")                /* backward, gradient of the inputs only */                                       \
     X(CF_W, "W")                /* backward, gradient of the weights only */                                      \
     X(CF_SEND_F, "SEND_F")      /* boundary activations of F to the next virtual stage */                         \
-    X(CF_RECV_F, "RECV_F")      /* what SEND_F sends, from the previous virtual stage */                          \
+    X(CF_RECV_F, "RECV_F")      /* the tensor of SEND_F, from the previous virtual stage */                       \
     X(CF_SEND_R, "SEND_R")      /* boundary activations of R (pipeline replay) to the next virtual stage */       \
     X(CF_RECV_R, "RECV_R")                                                                                        \
     X(CF_SEND_B, "SEND_B")      /* gradient of the boundary activations (of B or I) to the previous stage */      \
-    X(CF_RECV_B, "RECV_B")      /* what SEND_B sends, from the next virtual stage */
+    X(CF_RECV_B, "RECV_B")      /* the tensor of SEND_B, from the next virtual stage */
 
 CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
@@ -1191,29 +1203,30 @@ typedef struct cf_shape {
     cf_replay replay;       /* 0: local */
     int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
-    int forward_only;       /* 1: each chunk has only its F, which keeps nothing (old and reference log-probabilities,
-                               evaluation). A chain's state is freed after the last F that reads it */
+    int forward_only;       /* 1: each chunk has only its F, which keeps nothing (for old and reference
+                               log-probabilities, or evaluation). A chain's state is freed after the last F that reads
+                               it */
     int outputs;            /* 1: an R takes attention's outputs from its F and computes no attention, so it streams and
                                gathers nothing (cf_memory_desc.outputs; not in the paper). Outputs and stage input of a
                                dropped chunk are kept until the end of its R. Only with local replay */
 } cf_shape;
 
-/* Bytes that a stage holds, per token of what each member's comment names. All zero: bytes are not counted. */
+/* Bytes that a stage holds, per token of the thing in each member's comment. All zero: bytes are not counted. */
 typedef struct cf_held_bytes {
-    int64_t activations;    /* a chunk whose activations are kept, padding included */
+    int64_t activations;    /* a chunk with kept activations, padding included */
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
-    int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward to the end of the
-                               token's B (or I). If other chains continue it, from the start of their first F */
+    int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward (if other chains
+                               continue it, from the start of their first F) to the end of the token's B (or I) */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
-                               (cf_token_bytes.dropped). From the start of its F to the start of its R, or with
-                               cf_shape.outputs to the end of its R */
+                               (cf_token_bytes.dropped). From the start of its F to the start of its R or, with
+                               cf_shape.outputs, to the end of its R */
 } cf_held_bytes;
 
-#define CF_NO_LIMIT (-1) /* no limit: neither a default one nor one of a schedule */
+#define CF_NO_LIMIT (-1) /* no limit: it replaces a default limit or a schedule's */
 
-/* The maximum that a stage may hold at once. In every member and array entry, 0 means "not given" and CF_NO_LIMIT means
-   "none". Functions that take limits say which default replaces one that is not given. An array entry that is given
-   overrides the member for all stages. */
+/* The maximum that a stage may hold at one time. In every member and array entry, 0 means "not given" and CF_NO_LIMIT
+   means "none". Functions that take limits document their defaults. An array entry that is given overrides the member
+   for all stages. */
 typedef struct cf_limits {
     int64_t chunks;     /* chunks whose activations a stage keeps, on all of its virtual stages together */
     int64_t state;      /* tokens whose K and V are held, on each virtual stage of a stage */
@@ -1240,8 +1253,8 @@ typedef struct cf_limits {
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, with the chunk's rows,
-   padding included: F = R = rows, B = 2 x rows, I = W = rows. Otherwise a member that is all zero is derived: R = F
+/* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, where F = R = rows, B =
+   2 x rows, I = W = rows, and a chunk's rows include padding. Otherwise a member that is all zero is derived: R = F
    (without its pairs, if cf_shape.outputs), B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
@@ -1259,17 +1272,17 @@ typedef struct cf_timing {
     double stream_forward;        /* seconds per token of the prefix in F and R, over all layers of a virtual stage, to
                                      stream a state from host memory (cf_memory_desc.state_window). 0: no stream */
     double stream_backward;       /* the same in B and I, which also stream gradients in and out */
-    double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: the first layer's. A
-                                     pass takes this part, plus the larger of its compute and the rest of its stream.
+    double stream_exposed;        /* the share of the stream's time that no compute hides, 0 .. 1: the first layer's. A
+                                     pass takes this share, plus the larger of its compute and the rest of its stream.
                                      Needs a stream or a gather */
     double gather_forward;        /* cp groups: seconds in F and R per row that another rank has before the chunk
-                                     (cf_kv_sources). The same part is exposed, and the rest hides behind the pass and
+                                     (cf_kv_sources). The same share is exposed, and the rest is hidden by the pass and
                                      its stream. The ranks of a group run every pass except W together, so each waits
                                      for the slowest */
     double gather_backward;       /* the same in B and I */
     double scan_forward;          /* cp groups with recurrent layers: extra seconds of F of a group's chunk, for the
-                                     scan that finds the states before each rank's part. It hides nothing, and nothing
-                                     hides it. R has the states from F */
+                                     scan that finds the state from which each rank begins. It hides nothing, and
+                                     nothing hides it. R reuses the states from F */
     double scan_backward;         /* the same in B and I */
 } cf_timing;
 
@@ -1300,7 +1313,7 @@ typedef struct cf_timing {
 CF_ENUM_OF(cf_schedule_kind, CF_SCHEDULE_KINDS, CF_SCHEDULE_COUNT);
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
 
-/* One pass of one chunk on one (virtual) stage. 12 bytes. */
+/* One pass of one chunk on one (virtual) stage. Takes 12 bytes. */
 typedef struct cf_action {
     int32_t chunk;     /* index into plan->chunks */
     int32_t stage;     /* virtual stage, 0 .. n_stages x n_virtual - 1 */
@@ -1309,7 +1322,7 @@ typedef struct cf_action {
     uint16_t reserved; /* 0 */
 } cf_action;
 
-/* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
+/* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after another. */
 typedef struct cf_schedule {
     cf_schedule_kind kind; /* the generator that made it; 0: no generator of this library */
     cf_shape shape;        /* only rank and forward_only may be 0; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
@@ -1319,8 +1332,8 @@ typedef struct cf_schedule {
     int lockstep;          /* 1: one rank's part of a list for all ranks (cf_lockstep_schedule); cannot be lowered */
     int64_t *first;        /* (n_stages + 1) */
     cf_action *actions;    /* (n_actions) */
-    cf_limits limits;      /* the limits that it was made under, defaults included; not given: none */
-    cf_block block;        /* the memory that it lies in */
+    cf_limits limits;      /* the limits under which it was made, defaults included; not given: none */
+    cf_block block;        /* the memory of this object */
 } cf_schedule;
 
 /* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound. For
@@ -1330,7 +1343,7 @@ typedef struct cf_search_report {
     int64_t max_tries;           /* candidates allowed in its largest search, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates built and timed, in all searches together */
     int64_t n_improved;          /* times that a candidate was better than all before */
-    cf_schedule_kind best_fixed; /* the best fixed kind under the same limits. 0: none keeps them */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limits. 0: no fixed kind keeps them */
     double fixed_makespan;       /* makespan of best_fixed; if that is 0, of the schedule returned */
     double makespan;             /* makespan of the schedule returned */
     double bound;                /* the strongest known lower bound */
@@ -1344,14 +1357,14 @@ typedef struct cf_schedule_desc {
                                     for best */
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
-    cf_limits limits;            /* not given: none; `best` has the defaults below */
+    cf_limits limits;            /* not given: none; `best` has the defaults described below */
     int split_backward;          /* 1: best may split backwards into I and W. Zero-bubble always does. Other kinds, and
                                     forward_only, refuse it */
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before any
                                     backward, for any K, and keep nothing (cf_schedule_make) */
     int64_t max_tries;           /* only for best: maximum candidates with whole backwards, and again with split ones.
-                                    0: up to 10^5 passes as many as take some tenths of a second in all; above that, a
-                                    few microseconds per pass */
+                                    0: up to 10^5 passes, as many as take some tenths of a second in total; for more
+                                    passes, as many as take a few microseconds per pass */
     cf_search_report *report;    /* filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1363,30 +1376,30 @@ typedef struct cf_schedule_desc {
        chain of N > K      F1 .. F(N-K), which keep nothing; F(N-K+1) .. FN, which keep their activations;
                            BN .. B(N-K+1); then R(i) B(i) for i = N-K down to 1
 
-   This is Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks. Its third pass runs
+   This is Algorithm 2 with two errors corrected. As printed, its index test keeps the wrong chunks. Its third pass runs
    upwards, but dK and dV of a chunk are complete only after the backwards of all later chunks.
 
-   On several stages the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep the
-   memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. `1f1b` takes the most
-   expensive units first, the other fixed kinds take them in plan order. No kind can deadlock. If a kind's rules find no
-   room, units run one by one: each stage keeps one chunk at a time, and replays all others. That is possible if one
+   On several stages the fixed kinds (all except `best`) follow these rules on each virtual stage and keep the memory
+   limits. If a limit is below K, they keep fewer chunks of a chain and replay more. `1f1b` takes the most expensive
+   units first, the other fixed kinds take them in plan order. No kind can deadlock. If a kind's rules find no room,
+   units run one by one: each stage keeps one chunk at a time, and replays all others. That is possible whenever one
    chunk fits.
 
    With forwards_first all forwards run and keep nothing, not even that of a standalone chunk; then R and B of one chunk
-   after the other. Use it for losses that need the whole batch before its gradients: a contrastive loss, a balance over
+   after another. Use it for losses that need the whole batch before its gradients: a contrastive loss, a balance over
    all tokens, a normaliser. A stage keeps one chunk at a time. But after the forwards it holds the state of every chain
    and the inputs of all chunks. These grow with the batch, so limits on state and bytes are refused.
 
    With shape.forward_only each stage runs its forwards in plan order; with several virtual stages, in rounds of
    n_stages chunks. Only limits on state and bytes apply. */
 
-/* The kind `best` searches for a shorter schedule. It may drop any chunk on any stage, also a standalone one; a chain
-   keeps as many of its last chunks, at most K, as shorten the schedule. Each stage keeps the inputs of at most 2 x
-   n_stages x n_virtual dropped standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks
-   never have more tokens than its state.
+/* The kind `best` searches for a shorter schedule. It may drop any chunk on any stage, standalone ones included. A
+   chain keeps at most its last K chunks, or fewer if that shortens the schedule. Each stage keeps the inputs of at most
+   2 x n_stages x n_virtual dropped standalone chunks, plus as many as it may keep whole. The inputs of a chain's
+   dropped chunks never have more tokens than its state.
 
-   Without limits from you, two limits keep the memory of `best` from growing with the batch. With L = min(K, chunks of
-   the longest chain), at most
+   Two default limits keep the memory of `best` from growing with the batch. With L = min(K, chunks of the longest
+   chain), they allow at most
 
        chunks  on stage s, the sum over its virtual stages of L + the number of stages after it in the row. In a loop
                that is (L + n_stages - 1 - s) x n_virtual, in a V with two rows 2 L + n_stages - 1. `paper` keeps no
@@ -1394,27 +1407,27 @@ typedef struct cf_schedule_desc {
        state   on each virtual stage of stage s, 2 x (tokens of the longest chain) +
                (n_stages x n_virtual - 1 - s) x chunk_size tokens
 
-   For 4 stages, one row and L = 2 the first are 5, 4, 3 and 2 chunks. A limit on bytes replaces both. CF_NO_LIMIT as
-   limits.state lifts the second limit. As limits.chunks it lifts both, and asks for the shortest schedule whatever it
-   holds.
+   For 4 stages, one row and L = 2 the chunk limits are 5, 4, 3 and 2. A limit on bytes replaces both defaults.
+   CF_NO_LIMIT as limits.state lifts the second. As limits.chunks it lifts both, and asks for the shortest schedule
+   whatever memory it takes.
 
    Promises of `best`, within the same limits:
    - it is never longer than itself with fewer tries, or than itself without split_backward;
    - it is never longer than a fixed kind with as many virtual stages: `paper`, `gpipe` and `1f1b` with one,
      `interleaved` with more, and with split_backward also `zero-bubble`;
-   - it never holds more than its limits, and a limit that all chunks of the rank fit into changes nothing;
+   - it never holds more than its limits, and a limit within which all chunks of the rank fit changes nothing;
    - the same max_tries gives the same schedule. */
 
 /* Orders the passes of one rank's chunks, by the rules above. The plan must be sound.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES),
-   CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which this function makes a schedule),
+   CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind with which this function succeeds),
    CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
 /* Make a schedule in the caller's memory. cf_schedule_size returns how many bytes are enough for the schedule and
-   working space; a schedule may turn out to need less. The rules are those of cf_pack_into. The plan must be sound. */
+   working space; a schedule may need less in the end. The rules are those of cf_pack_into. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -1432,26 +1445,26 @@ typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
 
-/* Checks a schedule from any source, lowered or not. It states the rules a second time and shares no code with the
-   generators. On every virtual stage of the rank:
+/* Checks a schedule from any source, lowered or not. It restates the rules independently of the generators, and shares
+   no code with them. On every virtual stage of the rank:
    - every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing;
    - if forward_only, every chunk must have only one F, which keeps nothing, and the forwards of a tree must run in plan
      order;
-   - a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
-   - at most K chunks of a chain may keep their activations at once;
+   - a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with its activations;
+   - at most K chunks of a chain may keep their activations at one time;
    - no stage may hold more chunks, state or bytes than its limits allow;
    - with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
 
-   The lists must run to their end, so that no stage waits for another for ever. In a lowered schedule every tensor that
+   The lists must run to their end, so that no stage waits for another forever. In a lowered schedule every tensor that
    crosses stages must be sent once and received once, after it was made and before it is used. The lists must then end
    even if every send waits for its receiver, with no buffer anywhere.
 
    desc: NULL means the schedule's own limits, if it has any. Scratch in proportion to the passes comes from `allocator`
    (NULL: malloc). Plan and schedule may be unvalidated.
 
-   Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field names the member, error->item is the
-   position in the list of the stage that error->text names, or -1 if an action is missing. Returns CF_ERROR_PLAN if
-   chunks and chains disagree. */
+   Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation. error->field names the member, error->text the stage,
+   and error->item is the position in that stage's list, or -1 if an action is missing. Returns CF_ERROR_PLAN if chunks
+   and chains disagree. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1461,7 +1474,7 @@ typedef struct cf_schedule_index cf_schedule_index;
 
 /* An action that another action waits for. */
 typedef struct cf_need {
-    int64_t action;   /* the pass that it waits for, an index into schedule->actions */
+    int64_t action;   /* the pass to wait for, an index into schedule->actions */
     int64_t received; /* index of the RECV that brings its result to the waiting stage; -1: no transfer is needed, or
                          the schedule is not lowered */
     cf_edge_why why;
@@ -1470,20 +1483,20 @@ typedef struct cf_need {
 #define CF_MAX_NEEDS 4 /* maximum passes that one action waits for */
 
 /* Makes an index. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so the
-   errors are those of cf_schedule_validate. Both must not change while the index lives. Takes 20 bytes per chunk and
+   errors are those of cf_schedule_validate. Neither may change while the index lives. It takes 20 bytes per chunk and
    virtual stage, and 24 more if the schedule is lowered. */
 CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_schedule *schedule,
                                                const cf_allocator *allocator, cf_schedule_index **out, cf_error *error);
 CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 
-/* Returns the index into schedule->actions of a pass, SEND or RECV of a chunk (an index into plan->chunks) on a
-   virtual stage; -1 if there is none. For a backward, CF_B or CF_I finds whichever of them the chunk has. */
+/* Returns the index into schedule->actions of a pass, SEND or RECV of a chunk (an index into plan->chunks) on a virtual
+   stage; -1 if there is none. For a backward, both CF_B and CF_I find the chunk's B or I. */
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Finds the passes that an action (an index into schedule->actions) waits for, apart from those before it on its own
-   stage. A SEND and a RECV wait for the pass that makes their tensor. An R also waits for a slot if its chain has kept
-   K chunks before it: replays take slots in the order in which backwards free them. needs: room for CF_MAX_NEEDS.
-   Returns their number; 0 also for an action that does not exist. */
+   stage. A SEND and a RECV wait for the pass that makes their tensor. An R also waits for a slot if its chain has
+   already kept K chunks: replays take slots in the order in which backwards free them. needs: room for CF_MAX_NEEDS.
+   Returns their number; 0 for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
@@ -1491,8 +1504,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    ================================================================================================================ */
 
 /* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives. All ranks must run the same kinds
-   of passes in the same order ("in step"), or they hang. Two passes are of one kind if they are on the same virtual
-   stage and both are forwards (F or R), B, I or W.
+   of passes in the same order (in lockstep, or "in step"), or they hang. Two passes are of one kind if they are on the
+   same virtual stage and both are forwards (F or R), or both B, I or W.
 
    In step every forward runs every module: even a dropped F runs the last layer and the head. The passes of an idle
    chunk run the model on some rows with weight 0. cf_step.last_backward says when to reduce gradients.
@@ -1505,22 +1518,22 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
        cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
        cf_lockstep_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
 
-   Lower the common list, not the ranks' schedules. Each of these would send in an order of its own, and ranks that wait
-   for each other both in step and across stages would hang. So cf_schedule_lower refuses a rank's schedule.
+   Lower the common list, not the ranks' schedules. Each rank would order its sends differently, and ranks that wait for
+   each other both in step and across stages would hang. So cf_schedule_lower refuses a rank's schedule.
 
-   Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the maximum rows and tokens
-   of these chunks, and so many pairs that it costs as much as the most expensive of them. If one is of a cp group, the
-   column has cp 1, and its slice begins after the most rows that any of them gathers. So cf_simulate of the columns'
-   list gives the time of all ranks, gathers and scans included, over any number of stages. Limits that hold for the
-   columns hold for every rank.
+   Columns are a plan of one rank: column i represents the i-th chunks of all ranks. It has the maximum rows and tokens
+   of these chunks, and enough pairs to cost as much as the most expensive of them. If one of them belongs to a cp
+   group, the column has cp 1, and its slice begins after the most rows that any of them gathers. So simulating the
+   columns' list gives the time of all ranks, gathers and scans included, over any number of stages. Limits that hold
+   for the columns hold for every rank.
 
-   Columns that any rank's chain joins are one chain, which is dropped and replayed as a whole. A single rank may have a
-   shorter chain there, or several; its standalone chunks there are dropped like the others. */
+   If a chain of any rank joins columns, they form one chain, which is dropped and replayed as a whole. A single rank
+   may have a shorter chain there, or several; its standalone chunks there are dropped like the others. */
 
-/* Makes the columns of a plan. `cost` weighs the chunks, as in cf_plan_measure. A plan packed without lockstep also has
-   columns, but they are expensive. Columns do not name sequences, so metadata and cf_steps_make take the plan itself.
-   Free *out with cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan");
-   CF_ERROR_MEMORY. */
+/* Makes the columns of a plan. `cost` gives the weights, as in cf_plan_measure. A plan packed without lockstep also has
+   columns, but they are expensive. Columns do not name sequences, so use the plan itself for metadata and
+   cf_steps_make. Free *out with cf_plan_free. The plan must be sound and without trees. Errors: CF_ERROR_ARGUMENT
+   ("plan"), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                          cf_plan **out, cf_error *error);
 
@@ -1530,16 +1543,16 @@ CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost
 CHUNKFLOW_API cf_result cf_lockstep_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
                                              const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 
-/* Checks the schedules of all ranks of a plan, from any source. Each is checked by itself, as cf_schedule_validate
-   does, with `desc`. Then all must have the same shape and be in step:
+/* Checks the schedules of all ranks of a plan, from any source. Each is first checked alone by cf_schedule_validate,
+   with `desc`. Then all must have the same shape and be in step:
    - on every stage the i-th passes of all ranks, not counting transfers, must be of one kind;
    - the lists must run to their end even if each of these passes waits for those of all other ranks, and each transfer
      for its other end;
-   - all ranks of a cp group must run each pass of a round, except W, at once.
+   - all ranks of a cp group must run each pass of a round, except W, at the same time.
 
-   schedules: (n_ranks), by rank. Plan and schedules may be unvalidated. Errors: as cf_schedule_validate;
-   CF_ERROR_SCHEDULE ("actions", with the position, not counting transfers, in error->item, and rank and stage in the
-   text; "schedules": the item has a different rank or shape); CF_ERROR_ARGUMENT ("schedules": the item is NULL). */
+   schedules: (n_ranks), by rank. Plan and schedules may be unvalidated. Errors: those of cf_schedule_validate;
+   CF_ERROR_SCHEDULE with "actions" (error->item: the position, not counting transfers; rank and stage are in the text)
+   or "schedules" (the item has a different rank or shape); CF_ERROR_ARGUMENT ("schedules": the item is NULL). */
 CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_schedule *const *schedules,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1551,8 +1564,9 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
 #define CF_MAX_BOUNDS 2
 
 /* A lower bound of the makespan: no schedule of these chunks is shorter, whichever chunks it drops and however it
-   orders its stages. It holds for every schedule that cf_schedule_validate accepts with the same K, limits on chunks
-   and form of replay. If the simulated schedule has only whole backwards, it holds only for such schedules. */
+   orders its passes. It holds for every schedule that cf_schedule_validate accepts with the same K, limits on chunks
+   and form of replay. If the simulated schedule has only whole backwards, the bound holds only for schedules with whole
+   backwards. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate lists the names */
     double value;
@@ -1562,12 +1576,12 @@ typedef struct cf_bound {
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
     cf_limits limits;         /* limits on chunks, for the bounds; not given: the schedule's own. Limits on state and
-                                 bytes do not change the bounds. per_token: the bytes that peak_bytes counts; all zero:
+                                 bytes do not change the bounds. per_token: the bytes counted in peak_bytes; all zero:
                                  none */
-    int no_bounds;            /* 1: leave out the bounds, which take longer than everything else */
+    int no_bounds;            /* 1: leaves out the bounds, which take longer than everything else */
     const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. The
-                                  timeline then has these, checked and shifted so that the earliest start is 0, without
-                                  bounds; it can be drawn like a simulated one. NULL: times are simulated */
+                                  timeline then has these times, checked and shifted so that the earliest start is 0,
+                                  and no bounds. It can be drawn like a simulated one. NULL: times are simulated */
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
@@ -1580,8 +1594,9 @@ typedef struct cf_timeline {
     double replayed;             /* the part of busy that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): counts replays as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
-    int64_t stream_waits;        /* passes that their stream, gather or scan of state makes longer (cf_timing) */
-    double stream_seconds;       /* sum of the time that this adds; a part of busy */
+    /* passes that take longer because of their stream, gather or scan of state (cf_timing) */
+    int64_t stream_waits;
+    double stream_seconds;       /* the total of these delays; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
     double bound;                /* the largest of the bounds; 0 if there are none */
@@ -1591,7 +1606,7 @@ typedef struct cf_timeline {
     int64_t *peak_tokens;        /* (n_stages) maximum tokens, padding included, whose activations are kept at once */
     int64_t *peak_state_tokens;  /* (n_stages) maximum tokens whose K and V are held at once */
     int64_t *peak_bytes;         /* (n_stages) maximum bytes held at once; zeros if per_token is not given */
-    cf_block block;              /* the memory that it lies in */
+    cf_block block;              /* the memory of this object */
 } cf_timeline;
 
 /* Simulates a schedule. Each stage takes its actions in order, each as soon as its input has arrived: the previous
@@ -1605,22 +1620,22 @@ typedef struct cf_timeline {
        stage-load     the work of a stage, plus the shortest way to it and the shortest way from it. Also tried for
                       only those passes of a stage that come late or have much behind them
 
-   Lowered schedules: all transfers and passes keep the times of the schedule that was lowered. A SEND begins when its
-   tensor is made and the channel is free, wherever it stands in its list after the pass that makes the tensor. Its RECV
-   has the same times. Transfers do not count as busy.
+   Lowered schedules: all transfers and passes keep the times of the schedule before lowering. A SEND begins when its
+   tensor is made and the channel is free, whatever its place in the list after that pass. Its RECV has the same times.
+   Transfers do not count as busy.
 
-   With measured times, `live` and the peaks are counted along the lists. That is correct if each stage ran its passes
-   in order.
+   With measured times, `live` and the peaks are counted along the lists, which is right if each stage ran its passes in
+   order.
 
    Plan and schedule may be unvalidated. Errors: CF_ERROR_SCHEDULE, with the index of the action in error->item, if the
-   schedule deadlocks (lowered: if a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency.
-   CF_ERROR_ARGUMENT if a measured time is not finite or an action ends before it starts. */
+   schedule deadlocks (lowered: if a send waits for its receiver), repeats or leaves out a pass, or violates a
+   dependency. CF_ERROR_ARGUMENT if a measured time is not finite or an action ends before it starts. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
-/* Counts a stage's loads at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
+/* Counts a stage's loads at every moment, for cf_memory_estimate or for your own sums. A moment is an action of the
    stage's list, from its start to its end; there are n = schedule->first[stage + 1] - schedule->first[stage]. Loads
    depend only on the order of the list, so they hold for simulated and for measured times. Moment i begins at
    timeline->start[first[stage] + i].
@@ -1629,10 +1644,10 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
    stage in row j (cf_placement_at) while action first[stage] + i runs. chunk_tokens and chunk_scores are set on the
    virtual stage of a pass, for its chunk; they are 0 on other virtual stages, and in transfers.
 
-   loads are untouched on failure. Plan and schedule may be unvalidated; only their validators say whether they are
-   sound. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed); CF_ERROR_PLAN;
-   CF_ERROR_OVERFLOW; CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that frees
-   memory that is not held. */
+   loads are untouched on failure. Plan and schedule may be unvalidated: this does not check that they are sound.
+   Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed); CF_ERROR_PLAN; CF_ERROR_OVERFLOW;
+   CF_ERROR_SCHEDULE with the index of an action that belongs to another stage or rank, or that frees memory that is not
+   held. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -1646,12 +1661,12 @@ typedef struct cf_lower_desc {
     const cf_allocator *allocator;
 } cf_lower_desc;
 
-/* Adds the transfers to a schedule: makes a copy whose lists also hold SEND_* and RECV_* actions and whose `lowered` is
-   1. Virtual stages on one stage need no transfer. The copy cannot deadlock, even if a send blocks until it is
-   received: all passes and transfers have one order, by their start in cf_simulate with this `timing`, and every stage
-   runs its part of that order.
+/* Adds the transfers to a schedule: makes a copy whose lists also hold SEND_* and RECV_* actions, with `lowered` 1.
+   Virtual stages on one stage need no transfer. The copy cannot deadlock, even if a send blocks until it is received:
+   all passes and transfers have one order, by their start in cf_simulate with this `timing`, and every stage follows
+   this order.
 
-   Plan and schedule may be unvalidated; the schedule is validated first, under its own limits. Errors: as
+   Plan and schedule may be unvalidated; the schedule is validated first, under its own limits. Errors: those of
    cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already, or is one rank's schedule of columns (>>lockstep);
    CF_ERROR_OVERFLOW if the sum of all passes' times is too large; CF_ERROR_LIMIT if the lists exceed CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
@@ -1688,9 +1703,9 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 
    A chunk without slices is idle: its passes have nothing to do.
 
-   Buffers. cf_steps_capacity says how many slots of which size the passes of a batch need. Called with the same
-   cf_capacity for every batch, it keeps the maximum of each member, so that buffers grow in the first batches and then
-   stay. Nothing in a slot outlives a batch, so to grow a buffer, free it and allocate a larger one:
+   Buffers. cf_steps_capacity gives the number and sizes of slots for the passes of a batch. Called with the same
+   cf_capacity for every batch, it keeps the maximum of each member, so buffers grow in the first batches and then stay.
+   Nothing in a slot outlives a batch, so to grow a buffer, free it and allocate a larger one:
 
        static cf_capacity need;                       // all zeros at first, kept over the whole training
        cf_capacity before = need;                     // and for every batch, once it has a plan and steps:
@@ -1703,14 +1718,14 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&scratch, need.rows);                                    // for a pass that keeps nothing
        }
 
-   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows. Kernels then read rows of the state past
-   the chunk's own, so set newly allocated state to zero once, which makes them finite. Write no K and V of rows from
-   chunk->rows on, and do not read their dK and dV.
+   If you also use &need as cf_metadata_desc.capacity, all chunks have need.rows rows. Kernels then read rows of the
+   state past the chunk's own, so set newly allocated state to zero once, which makes them finite. Write no K and V of
+   rows from chunk->rows on, and do not read their dK and dV.
 
    In a tree a state slot has only the rows of its chain, and the prefix of a chunk is in several slots: step->path is
-   the lowest of their paths, and paths[].up leads to the root. F and R put K and V of the rows that they add to the
-   path behind those of the chain's earlier chunks. In a leaf (step->state is -1) K and V stay in the activation slot,
-   as in a chunk without a chain. cf_metadata says which rows see which. B adds to dK and dV of everything on its path:
+   the lowest of their paths, and paths[].up leads to the root. F and R put K and V of their chunk's rows behind those
+   of the chain's earlier chunks. In a leaf (step->state is -1) K and V stay in the activation slot, as in a chunk
+   without a chain. cf_metadata says which rows see which. B adds to dK and dV of everything on its path:
 
        for (i = step->path; i >= 0; i = steps->paths[i].up) {
            const cf_path *path = &steps->paths[i];
@@ -1718,20 +1733,21 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            see_rows(path->state, min(path->rows, chunk->prefix - path->begin));
        }
 
-   A recurrent layer keeps no rows. It keeps a snapshot of its state at the end of each slice that slices of later
-   chunks continue (slices.up); without trees, of each chunk except the last. F begins every slice from the snapshot of
-   the slice that it continues, and R and B begin there again. The gradient of a slice's end is the sum over all slices
-   that continue it. In a cp group, ranks run their parts of a round at once, and a scan finds the states between them.
-   Part p of the round is chunk + (p - rank % cp) x chunks_per_rank. examples/recurrent.h does all this in C.
+   A recurrent layer keeps no rows, but snapshots of its state. Without trees there is one at the end of each chunk
+   except the last; with trees, at the end of each slice that slices of later chunks continue (slices.up). F begins
+   every slice from the snapshot of the slice that it continues, and R and B begin there again. The gradient of a
+   slice's end is the sum over all slices that continue it. In a cp group, ranks run their parts of a round at the same
+   time, and a scan finds the states between them. Part p of the round is chunk + (p - rank % cp) x chunks_per_rank.
+   examples/recurrent.h does all this in C.
 
-   Transfers. A boundary slot holds a received tensor from its RECV until the end of the pass that reads it (local
-   replay: of R, if F keeps nothing). It holds a tensor to be sent from the start of the pass that makes it until the
-   end of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of one pass and the input of
-   the other. The two ends of all transfers come in one order, in which even blocking sends work; transfers need no
-   tags. A stage that fails must tell its peers, which may be waiting for it. */
+   Transfers. A boundary slot holds a received tensor from its RECV until the end of the pass that reads it (in local
+   replay, of the R, if F keeps nothing). It holds a tensor to be sent from the start of the pass that makes it until
+   the end of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of one pass and the input
+   of the other. Both ends of a link see its transfers in the same order, in which even blocking sends work, so
+   transfers need no tags. A stage that fails must tell its peers, which may be waiting for it. */
 
-/* One action of a stage's list, with everything that your pass or transfer needs to know. Slots are small numbers. A
-   free slot is reused, the one that has been free longest first. A number that does not apply is -1, a flag 0. */
+/* One action of a stage's list, with all the numbers that your pass or transfer needs. Slots are small numbers. A free
+   slot is reused, the one that has been free longest first. A number that does not apply is -1, a flag 0. */
 typedef struct cf_step {
     cf_action action;
     int32_t position;     /* index of the step */
@@ -1740,72 +1756,72 @@ typedef struct cf_step {
     int32_t state;        /* state slot of the chunk's chain; -1: there is none, or the step is a W or a
                              transfer */
     int32_t path;         /* index into `paths`: the lowest state that this pass reads or adds to. paths[].up leads to
-                             those above it */
+                             the states above it */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
     int32_t outputs;      /* local replay: outputs slot of the chunk, for a trainer that keeps attention's outputs. In
                              use from an F that keeps nothing to the end of its R; -1 in all other steps */
     int32_t peer;         /* the stage at the other end of a transfer */
-    int32_t live;         /* chunks still kept on the stage when the step has ended */
+    int32_t live;         /* chunks still kept on the stage after the step */
     uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and its loss counts. Set on the last virtual stage,
                              in the forward that keeps the chunk's activations, or in its only forward */
-    uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage: dK and dV of the
-                                     state slot are undefined. Zero all rows before the pass */
-    uint8_t last_backward; /* B, W: 1 in the last one on its virtual stage. After it, gradients of weights are complete,
-                              and data-parallel ranks reduce them */
-    int64_t state_tokens; /* tokens whose K and V are still held, over all chains, when the step has ended */
-    uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
+    uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage, when dK and dV of
+                                     the state slot are undefined. Zero all rows before the pass */
+    uint8_t last_backward; /* B, W: 1 in the last one on its virtual stage. Gradients of weights are then complete, and
+                              data-parallel ranks reduce them */
+    int64_t state_tokens; /* tokens whose K and V are still held, over all chains, after the step */
+    uint64_t seed;        /* for dropout and similar uses; the same in every pass of this chunk on this virtual stage */
 } cf_step;
 
-/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees the first min(rows, p - begin) rows of
-   it. */
+/* A chain's state on one virtual stage. A chunk with a prefix of p rows sees its first min(rows, p - begin) rows. */
 typedef struct cf_path {
     int64_t chain;
-    int64_t begin, rows;  /* it has rows begin .. begin + rows - 1 of the path from the tree's root; without trees begin
-                             is 0 */
+    int64_t begin, rows;  /* the state has rows begin .. begin + rows - 1 of the path from the tree's root; without
+                             trees begin is 0 */
     int32_t stage;        /* virtual stage */
     int32_t state;        /* state slot: row 0 is row `begin` of the path */
     int32_t first, last;  /* the slot is in use from the start of step `first` to the end of step `last` */
-    int32_t clear;        /* position of the first step that adds to dK and dV of the chain, which are undefined before:
-                             zero all rows of the chain. -1: no backward comes */
-    int32_t up;           /* index of the chain above, whose rows come before; -1: none, as always without trees */
+    int32_t clear;        /* position of the first step that adds to dK and dV of the chain, which are undefined before
+                             it: zero all rows of the chain. -1: there is no backward */
+    int32_t up;           /* index of the chain above, whose rows come before; -1: none, and always -1 without trees */
 } cf_path;
 
 /* The work of one stage for one batch. One block of memory, like a plan. */
 typedef struct cf_steps {
     int64_t stage;
     int64_t transfers;         /* 1: made from a lowered schedule of several stages, so steps include the transfers. 0:
-                                  every `input` and `output` is -1, and you pass tensors between virtual stages in your
-                                  own way */
+                                  every `input` and `output` is -1, and you move tensors between virtual stages
+                                  yourself */
     int64_t n;
     int64_t n_paths;
     int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: maximum in use at once */
     int64_t n_outputs;         /* the same of outputs slots */
-    int64_t peak_dropped_tokens; /* maximum tokens (padding included) of dropped chunks, in a load's input_tokens */
+    /* maximum tokens (padding included) of dropped chunks, which a load has as input_tokens */
+    int64_t peak_dropped_tokens;
     int64_t peak_tokens;       /* maximum tokens (padding included) whose activations are kept at once */
     int64_t peak_state_tokens; /* maximum tokens whose K and V are held at once */
     cf_step *steps;            /* (n) */
     cf_path *paths;            /* (n_paths) in order of first use */
-    cf_block block;            /* the memory that it lies in */
+    cf_block block;            /* the memory of this object */
 } cf_steps;
 
-/* Makes the steps of one stage: for (i = 0; i < steps->n; i++) my_pass(&steps->steps[i]) runs it. The seed is mixed
-   into every step's seed. Free *out with cf_steps_free; *out is untouched on failure. Time and memory are linear in the
-   actions of the stage and the chunks of the rank.
+/* Makes the steps of one stage: for (i = 0; i < steps->n; i++) my_pass(&steps->steps[i]) runs it. `seed` enters every
+   step's seed. Free *out with cf_steps_free; *out is untouched on failure. Time and memory are linear in the actions of
+   the stage and the chunks of the rank.
 
-   Plan and schedule may be unvalidated. Errors: CF_ERROR_SCHEDULE, with the position in error->item, if the list asks
-   for something impossible: a backward without activations or before that of a later chunk of its chain, a forward
-   whose prefix is missing, a chunk out of range and the like. If the list leaves a chunk out, the item is -1. Also
-   CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   Plan and schedule may be unvalidated. Errors: CF_ERROR_SCHEDULE, with the position in error->item, if the list is
+   impossible: a backward without activations or before that of a later chunk of its chain, a forward whose prefix is
+   missing, a chunk out of range and so on. If the list leaves a chunk out, the item is -1. Also CF_ERROR_ARGUMENT,
+   CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       const cf_allocator *allocator, cf_steps **out, cf_error *error);
 
-/* Finds the bytes that cf_steps_into needs for these arguments: exact, working space included. Plan and schedule may be
-   unvalidated. */
+/* Finds the bytes that cf_steps_into needs for these arguments: the exact number, including working space. Plan and
+   schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_size(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, size_t *bytes,
                                       cf_error *error);
 
-/* Makes the steps in your own memory: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out lies at its start and
+/* Makes the steps in your own memory: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out is at its start and
    needs no cf_steps_free. CF_ERROR_SPACE if the memory is too small or misaligned. Plan and schedule may be
    unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
@@ -1813,9 +1829,9 @@ CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *sc
 
 CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
 
-/* Raises each member of *capacity to what the plan and the steps need. Called once per batch, it finds the maximum over
-   many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is untouched
-   on failure. The plan may be unvalidated; the steps must be as they were made, from this plan. */
+/* Raises each member of *capacity to the needs of the plan and the steps. Called once per batch, it finds the maximum
+   over many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is
+   untouched on failure. The plan may be unvalidated; the steps must be unchanged, and made from this plan. */
 CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
                                           cf_error *error);
 
@@ -1829,13 +1845,13 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 /* Receives the text piece by piece, in order. Returns 0 to continue, or any other number to stop. */
 typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 
-/* Options of writing a plan. Zero means default in every member; NULL is all zeros. */
+/* Options for writing a plan. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_write_desc {
-    int metadata;                  /* 1: also the metadata of each chunk */
+    int metadata;                  /* 1: also writes the metadata of each chunk */
     const cf_allocator *allocator; /* for the metadata of one chunk, freed at the end */
 } cf_write_desc;
 
-#define CF_JSON_VERSION 3 /* of all files that are written; make files of an earlier version again */
+#define CF_JSON_VERSION 3 /* the version of all files; files of an earlier version must be made again */
 
 /* Writes a plan as JSON, one chunk per line. Names and indices are those of the structs:
 
@@ -1847,7 +1863,7 @@ typedef struct cf_write_desc {
 
    If sequences share rows, the plan also has order[], common[] and lengths[], and slices also have first and n.
 
-   With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
+   With desc->metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
    sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. If sequences share rows, metadata also has
    {extra_rows[], extra_sequences[], extra_targets[], calls[] of {chain, first, max_seqlen_q, max_seqlen_k,
    cu_seqlens_q[], cu_seqlens_k[]}}.
@@ -1864,7 +1880,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                  any
        actions[stage][]  pass, chunk, stage, keep (F and R only)
 
-   With its timeline (NULL: without) there are also
+   With its timeline (NULL: without) it also has
 
        schedule  makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
                  peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage]; stream_waits and stream_seconds if
@@ -1885,7 +1901,7 @@ typedef struct cf_node {
     cf_action action;
 } cf_node;
 
-/* Pass `to` starts `seconds` after pass `from` has ended, or later. seconds: of a transfer between stages; 0 for other
+/* Pass `to` starts at least `seconds` after pass `from` has ended. seconds: of a transfer between stages; 0 for other
    edges. */
 typedef struct cf_edge {
     double seconds;
@@ -1897,7 +1913,7 @@ typedef struct cf_edge {
    the order of the schedule's actions, without its transfers. Plain data in one block of memory: read it as you like,
    and overwrite the seconds with measured ones.
 
-   Your own executor needs one number per node: how many passes the node still waits for. Nodes at 0 can start.
+   Your own executor needs one number per node: how many passes the node still waits for. Nodes with 0 can start.
 
        for (i = 0; i < graph->n_nodes; i++) waiting[i] = graph->first_in[i + 1] - graph->first_in[i];
 
@@ -1917,9 +1933,10 @@ typedef struct cf_graph {
     cf_node *nodes;         /* (n_nodes) */
     int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
     cf_edge *edges;         /* (n_edges) by rising `to` */
-    int64_t *first_out;     /* (n_nodes + 1) node i holds up edges[out[first_out[i] .. first_out[i + 1])] */
+    /* (n_nodes + 1) edges[out[first_out[i] .. first_out[i + 1])] lead to the nodes that wait for node i */
+    int64_t *first_out;
     int32_t *out;           /* (n_edges) */
-    cf_block block;         /* the memory that it lies in */
+    cf_block block;         /* the memory of this object */
 } cf_graph;
 
 /* Builds the graph of a schedule, lowered or not, in time and space linear in its passes. timing: NULL for unit costs
@@ -1943,6 +1960,17 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 /* ================================================================================================================
    ================================================================================================================
    IMPLEMENTATION. Stop here if you only want the API.
+
+   Its own words
+       unit          a chain or a standalone chunk, which is packed or scheduled as a whole
+       row           of virtual stages: n_stages neighbouring ones, one on each stage
+       cell          a chunk on a virtual stage
+       place         of a stage: room for the activations of one chunk; of a pass: its number within its cell
+       slot          a numbered buffer; for a chain, one of its K places, which chunks take and free in turn
+       item          in >>pack a short sequence; in >>schedule an F or R in the order that all stages share
+       head, tail    the longest sequence of passes that must come before a pass, and after it
+       candidate     a schedule that a search builds and times
+       next, previous virtual stage: the one that takes activations from this one, and the one that sends them
    ================================================================================================================ */
 
 #if defined(CHUNKFLOW_IMPLEMENTATION) && !defined(CHUNKFLOW_IMPLEMENTED)
@@ -1950,7 +1978,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 #include <float.h>
 
-/* IEEE 754 arithmetic is required: every operation as written, and rounded to a double. Otherwise NaN goes unnoticed,
+/* IEEE 754 arithmetic is required: every operation as written, and rounded to a double. Otherwise NaN is not detected,
    and plans differ between machines. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
@@ -1961,7 +1989,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 #endif
 typedef char cf__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 
-/* The implementation is C that also compiles as C++, so warnings about C++ style make no sense in it. */
+/* The implementation is C that also compiles as C++, so warnings about C++ style do not apply to it. */
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunknown-warning-option"
@@ -2023,8 +2051,8 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* Marks code that needs no speed: it reports failures or lays out memory. Kept out of line, it makes the compiled
-   library a tenth smaller, and the code around it a little faster. */
+/* Marks code that needs no speed, because it reports failures or lays out memory. Kept out of line, it makes the
+   compiled library a tenth smaller, and the code around it slightly faster. */
 #if defined(__GNUC__) || defined(__clang__)
 #define CF__COLD __attribute__((cold))
 #define CF__APART __attribute__((noinline))
@@ -2033,10 +2061,10 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__APART
 #endif
 
-/* A condition that no test can bring about: it needs objects of terabytes, a size_t of 32 bits, or a fault in another
-   check. Normal builds test it, because the code behind it writes memory. Builds that count branches leave it out, so
-   that every branch they report as never taken lacks a test. The tests' own builds stop if it ever holds. The condition
-   must have no side effects. */
+/* A condition that no test can cause: it needs objects of terabytes, a size_t of 32 bits, or a fault in another check.
+   Normal builds test it, because the code behind it writes memory. Coverage builds leave it out, so that every branch
+   which they report as never taken lacks a test. The tests' own builds stop if it is ever true. The condition must have
+   no side effects. */
 #if defined(CHUNKFLOW_COVERAGE)
 #define CF__NEVER(condition) (sizeof(condition) == 0)
 #elif defined(CHUNKFLOW_TESTED)
@@ -2045,7 +2073,7 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__NEVER(condition) (condition)
 #endif
 
-/* Fills in an error record; no other function does. found: " (wanted 1, got 0)" or the like, or "". */
+/* Fills in an error record; no other function does. found: " (wanted 1, got 0)" or similar, or "". */
 static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
                        const char *why, const char *found) {
     char place[32] = "";
@@ -2087,8 +2115,8 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-/* The same functions as macros, for the implementation. They show compilers that the code is not CF_OK, so that none
-   warns of outputs used before they are set. */
+/* The same functions as macros, for the implementation. They show the compiler that the code is not CF_OK, so that it
+   does not warn of outputs used before they are set. */
 #define cf__fail(error, code, field, item, wanted, got, why) \
     ((void)cf_fail(error, code, field, item, wanted, got, why), code)
 #define cf__fail_real(error, code, field, item, got, why) ((void)cf_fail_real(error, code, field, item, got, why), code)
@@ -2109,7 +2137,7 @@ static cf_result cf__check_real(double x, const char *field, int64_t item, cf_er
 
 #define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* Checks that a number lies in a range. past, why: the code and the text for a number above the range. */
+/* Checks that a number is in a range. past, why: the code and the text for a number above the range. */
 CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most, const char *field, cf_result code,
                                       cf_result past, const char *why, cf_error *error) {
     if (value < least) return cf__fail(error, code, field, -1, least, value, "is too small");
@@ -2128,7 +2156,7 @@ CF__APART static cf_result cf__bounded(int64_t value, int64_t least, int64_t mos
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
 }
 
-/* One of several numbers to be checked in turn. */
+/* A number to be checked, with its range. */
 typedef struct cf__member {
     const char *field;
     int64_t value, least, most;
@@ -2145,21 +2173,21 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
-/* Refuses a number other than 0 unless the member that it needs is there; `why` names that member. */
+/* Refuses a number other than 0 unless the member that it needs is given; `why` names that member. */
 CF__APART static cf_result cf__needs(int64_t given, int there, const char *field, int64_t item, const char *why,
                                      cf_error *error) {
     return given == 0 || there ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, given, why);
 }
 
-/* Checks a range. A number on either side of it is the same mistake, which `why` names. */
+/* Checks a range. A number on either side of it is the same error, which `why` names. */
 static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, cf_result code, const char *field,
                                    int64_t item, const char *why, cf_error *error) {
     if (value >= least && value <= most) return CF_OK;
     return cf__fail(error, code, field, item, value < least ? least : most, value, why);
 }
 
-/* Checks a choice among existing things. A number above the last one is a mistake, not a limit. Callers cast an enum to
-   int, because compilers may make it unsigned, and -1 would be reported as 4294967295. */
+/* Checks a choice among existing things. A number above the last one is an error, not a limit. Callers cast an enum to
+   int: compilers may make it unsigned, and -1 would be reported as 4294967295. */
 CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     return cf__inside(value, first, last, CF_ERROR_ARGUMENT, field, -1, "there is no such choice", error);
 }
@@ -2191,7 +2219,8 @@ static int cf__add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static int cf__mul(int64_t a, int64_t b, int64_t *out) {
-    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* division is slow: only for large factors */
+    /* division is slow: only done for large factors */
+    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0;
     *out = a * b;
     return 1;
 }
@@ -2215,13 +2244,12 @@ static int64_t cf__divisor_below(int64_t whole, int64_t most) {
     return found;
 }
 
-/* Rounds up to a multiple. Without a division for a multiple of 1, which is usual, because packing spends its time
-   here. */
+/* Rounds up to a multiple. Skips the division for the usual multiple of 1, because packing spends its time here. */
 static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
-/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product into a following addition, and plans would
+/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product with a following addition, and plans would
    differ between machines with and without that instruction. */
 static double cf__product(double a, double b) {
     volatile double product = a * b;
@@ -2230,8 +2258,8 @@ static double cf__product(double a, double b) {
 
 /* ---- memory ---- */
 
-/* Sanitizer builds leave a poisoned gap after every array of a block. So they report a write past the end of one array,
-   which would otherwise land in the next. */
+/* Sanitizer builds leave a poisoned gap after every array of a block. It reveals a write past the end of an array,
+   which would otherwise go into the next one. */
 #if defined(__SANITIZE_ADDRESS__)
 #define CF__GAP 16
 #elif defined(__has_feature)
@@ -2251,8 +2279,8 @@ static void cf__poison(void *memory, size_t bytes) { (void)memory; (void)bytes; 
 static void cf__unpoison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
 #endif
 
-/* Cuts one block into arrays. With base == NULL it only adds up sizes, so the size query and the real layout are one
-   function and cannot differ. `overflow` stays set once a size did not fit. */
+/* Divides one block into arrays. With base == NULL it only adds up sizes, so the size query and the real layout are one
+   function and cannot differ. `overflow` stays set once a size does not fit. */
 typedef struct cf__carver {
     unsigned char *base;
     size_t used;
@@ -2261,7 +2289,7 @@ typedef struct cf__carver {
 
 CF__APART static void *cf__take(cf__carver *carver, int64_t count, size_t item_bytes) {
     size_t start = carver->used, bytes, padded;
-    if (CF__NEVER((uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes)) { /* also catches a negative count */
+    if (CF__NEVER((uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes)) { /* the cast also catches a negative count */
         carver->overflow = 1;
         return NULL;
     }
@@ -2319,20 +2347,19 @@ static cf_result cf__check_memory(const void *memory, size_t bytes, size_t neede
 
 /* ---- making objects ----
 
-   Every object is made in the same steps: working space is laid out, `prepare` finds out how large the object gets, the
-   object is laid out, and `fill` writes it. A job is a section's data about the object that it makes; a recipe's
-   functions get it as their argument. Functions that a recipe does not need are NULL. A check has only working space
-   and no object. */
+   Every object is made in the same steps: working space is laid out, `prepare` finds the object's size, the object is
+   laid out, and `fill` writes it. A job is a section's data about the object; it is the argument of a recipe's
+   functions. Functions that a recipe does not need are NULL. A check has only working space and no object. */
 typedef struct cf__recipe {
     const char *field;                                  /* the field to name if the sizes do not fit in memory */
-    int zeroed;                                         /* 1: working space is zeroed at the start; it then always
-                                                           exists */
+    int zeroed;                                         /* 1: working space is zeroed at the start, and always
+                                                           allocated */
     void (*scratch)(void *job, cf__carver *carver);     /* lays out the working space */
     cf_result (*prepare)(void *job);
     cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
-                                                           returns the address of its block. Without memory, before
+                                                           returns the address of its cf_block. Without memory, before
                                                            `prepare`, it measures the largest possible object, or the
-                                                           smallest if only `prepare` can tell */
+                                                           smallest if the size depends on `prepare` */
     cf_result (*fill)(void *job);
 } cf__recipe;
 
@@ -2349,7 +2376,7 @@ static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *ob
     return CF_OK;
 }
 
-/* Does the work of a *_size function. */
+/* Implements a *_size function. */
 static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes, cf_error *error) {
     size_t object, scratch;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
@@ -2358,7 +2385,7 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
     return CF_OK;
 }
 
-/* Runs everything before the object, in the given working space. */
+/* Runs every step before the object, in the given working space. */
 static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
     cf__carver space = {(unsigned char *)memory, 0, 0};
     if (recipe->zeroed) memset(memory, 0, bytes);
@@ -2375,7 +2402,7 @@ static cf_result cf__add_object(const cf__recipe *recipe, void *job, size_t *byt
     return CF_OK;
 }
 
-/* Makes the object itself. memory: where the object goes; NULL: allocates it, now that its size is known. */
+/* Makes the object itself. memory: where the object goes; NULL: allocates memory, because its size is now known. */
 static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
                                   cf_error *error) {
     cf__carver block = {(unsigned char *)memory, 0, 0};
@@ -2400,15 +2427,15 @@ static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *mem
     return result;
 }
 
-/* Does the work of a *_into function: everything is in the caller's memory, the object at its start and working space
-   at its end. */
+/* Implements a *_into function: everything is in the caller's memory, the object at its start and working space at its
+   end. */
 static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
     size_t object, scratch, needed;
     unsigned char *space;
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
-    cf__unpoison(memory, bytes); /* an object that was here may not have been freed */
+    cf__unpoison(memory, bytes); /* an earlier object here may not have been freed */
     space = (unsigned char *)memory + (bytes - scratch) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
     result = cf__prepare_job(recipe, job, space, needed = scratch);
     if (result == CF_OK) result = cf__add_object(recipe, job, &needed, error);
@@ -2453,7 +2480,7 @@ static void cf__free_object(void *object, const cf_block *block) {
     if (own.allocator.release != NULL) own.allocator.release(object, own.allocator.user);
 }
 
-/* Adds a x b to *sum; none of them is negative. *overflow is set, and stays set, once something does not fit. */
+/* Adds a x b to *sum; none of them is negative. *overflow is set, and stays set, if something does not fit. */
 CF__APART static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
@@ -2461,7 +2488,7 @@ CF__APART static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *o
 
 /* ---- a set of bits, a radix sort, a heap ---- */
 
-/* A set of numbers below n that finds its next member fast: a tree of bits, 64 ways. */
+/* A set of numbers below n with a fast search for the next member: a tree of bits, 64 ways. */
 typedef struct cf__bits {
     uint64_t *words[6]; /* words[0]: one bit per number; words[i]: one bit per word of words[i - 1] */
     int64_t n_words[6];
@@ -2516,11 +2543,11 @@ static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
     for (level = 0; level < bits->n_levels; level++, i >>= 6) {
         uint64_t *word = &bits->words[level][i >> 6], bit = (uint64_t)1 << (i & 63), before = *word;
         *word = is_member ? before | bit : before & ~bit;
-        if (is_member ? before != 0 : *word != 0) return; /* higher levels are right already */
+        if (is_member ? before != 0 : *word != 0) return; /* higher levels do not change */
     }
 }
 
-/* Returns an item's sort key: its upper 32 bits, or with `keys` the bits of keys[item]. The bits of non-negative
+/* Returns an item's sort key: its upper 32 bits or, with `keys`, the bits of keys[item]. The bits of non-negative
    doubles sort in the order of their values. */
 static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     uint64_t bits = item >> 32;
@@ -2528,8 +2555,8 @@ static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     return bits;
 }
 
-/* Sorts items by rising key, or by falling key if flip is all ones. Equal items keep their order. A radix sort over the
-   bits that differ; the two arrays swap roles with every pass. */
+/* Sorts items by rising key, or by falling key if flip is all ones. Equal items keep their order. It is a radix sort
+   over the bits that differ; the two arrays swap roles with every pass. */
 static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
     uint64_t differ = 0, mask;
@@ -2554,7 +2581,7 @@ static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double
     }
 }
 
-/* A heap of ids with the least key on top. The lower id wins a tie, so the order is total. */
+/* Compares ids in a heap with the least key on top. The lower id wins a tie, so the order is total. */
 static int cf__heap_less(const double *keys, int32_t a, int32_t b) {
     return keys[a] < keys[b] || (keys[a] <= keys[b] && a < b);
 }
@@ -2596,11 +2623,13 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 /* ================================================================================================================
    >>tree    shares -> trees of rows
 
-   Each sequence leaves another one after a number of tokens, or is a root. Where others leave it, a sequence's own rows
-   are cut into nodes, so that all rows of a node have the same sequences. A node is small if its rows and all rows
-   below it fit into one chunk. A small node without a small parent, with all below it, is a bush: packing moves it as a
-   whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains.
-   ================================================================================================================ */
+   Each sequence leaves another one after a number of tokens, or is a root. A sequence's own rows are cut into nodes
+   wherever others leave it, so that all rows of a node have the same sequences. A node is small if its rows and all
+   rows below it fit into one chunk. A small node without a small parent, together with everything below it, is a bush:
+   packing moves it as a whole. All other nodes form stems, which begin at a root or where a tree branches, and become
+   chains.
+   ================================================================================================================
+   */
 
 typedef struct cf__tree_node {
     int64_t begin, length; /* rows of its sequence */
@@ -2610,7 +2639,7 @@ typedef struct cf__tree_node {
     int32_t first, n;      /* the node's sequences, in order */
     int32_t stem;          /* -1: the node is part of a bush */
     int32_t follower;      /* the node that continues the stem; negative: there is none, or there are several */
-    int32_t slice;         /* once it is written, the plan's last slice of the node */
+    int32_t slice;         /* the last slice of the node that was written to the plan */
 } cf__tree_node;
 
 typedef struct cf__tree {
@@ -2619,32 +2648,32 @@ typedef struct cf__tree {
     const cf_shared_prefix *shares; /* NULL: nothing is shared */
     int64_t n;
     int may_part;           /* 1: rows may be copied, for trees over several ranks */
-    int64_t n_rows;         /* computed rows; most_rows: their upper bound with padding */
+    int64_t n_rows;         /* n_rows: computed rows; most_rows: their upper bound with padding */
     int64_t most_rows;
     int64_t most_nodes, most_stems;
     cf_error *error;
-    /* of each sequence: the one that it leaves (-1: none), after how many tokens, and two arrays for finding these */
+    /* for each sequence: the one that it leaves (-1: none), after how many tokens, and two arrays for finding these */
     int32_t *with, *jump, *rank;
     double *depth;
-    int32_t *child, *next;  /* of each sequence: the first that leaves it; the next that leaves the same sequence, by
+    int32_t *child, *next;  /* for each sequence: the first that leaves it; the next that leaves the same sequence, by
                                rising depth */
-    int32_t *at;            /* of each sequence: the node after which it leaves */
+    int32_t *at;            /* for each sequence: the node after which it leaves */
     int32_t *order;         /* (n) the plan's order */
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *stems;         /* (most_stems) in preorder: first node of each stem, a chain to be, from which followers
-                               lead on */
+    int32_t *stems;         /* (most_stems) in preorder: first node of each stem, from which followers lead on. A stem
+                               will become a chain */
     int64_t n_nodes, n_stems;
 } cf__tree;
 
-/* Returns the tokens that a sequence is taken to share. */
+/* Returns the number of tokens that a sequence shares, after rounding. */
 static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->desc->align;
     return depth >= t->desc->min_shared_prefix ? depth : 0;
 }
 
-/* Checks each share by itself, counts rows, and bounds nodes and stems. A node ends where sequences diverge, or with
+/* Checks each share separately, counts rows, and bounds nodes and stems. A node ends where sequences diverge, or with
    its sequence. A stem ends where sequences diverge, or with a sequence that has more than a chunk of rows of its
    own. */
 static cf_result cf__tree_measure(cf__tree *t) {
@@ -2671,7 +2700,7 @@ static cf_result cf__tree_measure(cf__tree *t) {
                        "the batch may need too many chunks", t->error));
     t->most_nodes = t->n + partings;
     t->most_stems = partings + n_long;
-    /* A stem that ends or branches has more than a chunk of rows of its own below the last branch. */
+    /* A stem that ends or branches has more than a chunk of its own rows below the last branch. */
     if (t->desc->max_slices == 0) t->most_stems = cf__min(t->most_stems, 2 * (t->most_rows / t->desc->chunk_size));
     if (partings == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
@@ -2692,8 +2721,8 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->stems = (int32_t *)cf__take(carver, t->most_stems, sizeof(int32_t));
 }
 
-/* Attaches sequence i to `to`, or to an ancestor of `to`: it moves up to a parent while it shares no more tokens with a
-   sequence than that sequence shares with its own parent. It looks for its place in steps that double (Myers, 1983). */
+/* Attaches sequence i to `to`, or to an ancestor of `to`. It moves up to a parent while it shares no more tokens with a
+   sequence than that sequence shares with its own parent. It finds its place in steps that double (Myers, 1983). */
 static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
     int64_t depth = cf__tree_depth(t, i);
     t->depth[i] = (double)depth;
@@ -2709,7 +2738,7 @@ static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
         t->jump[i] = t->jump[t->jump[to]];
 }
 
-/* Attaches all sequences, each after the one that it shares with. While a sequence is on the stack, its rank is -2. */
+/* Attaches all sequences, each after the one with which it shares. While a sequence is on the stack, its rank is -2. */
 static cf_result cf__tree_attach_all(cf__tree *t) {
     int64_t i, n;
     int32_t at;
@@ -2728,7 +2757,8 @@ static cf_result cf__tree_attach_all(cf__tree *t) {
     return CF_OK;
 }
 
-/* Lists each sequence's children by rising depth. Of children that leave at one place, the later ones come first. */
+/* Lists each sequence's children by rising depth. Of children that leave at the same token, the later ones come
+   first. */
 static void cf__tree_list_children(cf__tree *t) {
     int64_t i, n = 0;
     for (i = 0; i < t->n; i++) {
@@ -2743,7 +2773,7 @@ static void cf__tree_list_children(cf__tree *t) {
     }
 }
 
-/* Adds a node for rows *begin .. end - 1 of a sequence and returns it. Without such rows, returns `parent`. */
+/* Adds a node for rows *begin .. end - 1 of a sequence and returns it. If there are no such rows, returns `parent`. */
 static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
     int32_t id = (int32_t)t->n_nodes;
     const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1, -1};
@@ -2753,8 +2783,8 @@ static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_
     return id;
 }
 
-/* Makes all nodes of a tree. A sequence comes before the sequences that leave it, and the last to leave comes first. So
-   the sequences that run through a node are neighbours. */
+/* Makes all nodes of a tree. A sequence comes before the sequences that leave it, and of these the last to leave comes
+   first. So the sequences that run through a node are adjacent. */
 static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
     int64_t n = 0;
     t->at[root] = -1;
@@ -2777,8 +2807,8 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
-/* Adds up each node's rows, sequences and end, with everything below it. A stem continues if only one child leads on.
-   With limited slices it does not, because each node would be another slice. */
+/* Adds up each node's rows, sequences and end, including everything below it. A stem continues if only one child needs
+   chunks of its own. With limited slices it ends, because each node would be another slice. */
 static void cf__tree_add_up(cf__tree *t) {
     const int64_t most = t->desc->chunk_size + 1;
     int32_t i;
@@ -2836,8 +2866,7 @@ static void cf__share_scratch(void *job, cf__carver *carver) {
     f->new_common = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
 }
 
-/* Counts the tokens that two sequences have in common; they are known to share *common. Returns whether the first one
-   sorts first. */
+/* Counts the tokens that two sequences have in common, at least *common. Returns whether the first one sorts first. */
 static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, int64_t *common) {
     const unsigned char *x = (const unsigned char *)f->tokens[a], *y = (const unsigned char *)f->tokens[b];
     int64_t most = cf__min(f->lengths[a], f->lengths[b]), size = f->token_bytes, at = *common, step = 64;
@@ -2849,7 +2878,7 @@ static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, in
 }
 
 /* Merges two runs. The next sequences of both are compared by the tokens that each has in common with the last one
-   taken. If these are equally many, the tokens after them decide. */
+   taken. If these counts are equal, the following tokens decide. */
 static void cf__share_merge(const cf__share_finder *f, int64_t first, int64_t middle, int64_t end) {
     int64_t a = first, b = middle, of_a = 0, of_b = 0, at;
     for (at = first; at < end; at++) {
@@ -2910,12 +2939,13 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
 /* ================================================================================================================
    >>pack
 
-   Steps: resolve the options, measure the lengths, cut long sequences into chains, sort the short ones, give whole
+   Steps: resolve the options, measure the lengths, split long sequences into chains, sort the short ones, give whole
    sequences to ranks, let each rank assign its short ones to units, number the chunks, write the plan.
 
-   A unit gets a rank as a whole. Units 0 .. n_chains - 1 are the chains (their room is the free space of the last
-   chunk); all other units are standalone chunks. An item is a short sequence.
-   ================================================================================================================ */
+   A unit is a chain or a standalone chunk, and goes to a rank as a whole. Units 0 .. n_chains - 1 are the chains (their
+   room is the free space of the last chunk); all other units are standalone chunks. An item is a short sequence.
+   ================================================================================================================
+   */
 
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs) {
     double seconds;
@@ -2939,8 +2969,8 @@ typedef struct cf__pack_unit {
     int32_t rank;
     int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
     int32_t same;        /* in the bins: next unit with the same room, -1: none */
-    int32_t lead;        /* the unit with the root of its tree; without a tree, the unit itself. It has the cost of the
-                            whole tree and, while ranks are chosen, its chunks */
+    int32_t lead;        /* the unit with the root of its tree; without a tree, the unit itself. The lead has the cost
+                            of the whole tree and, while ranks are chosen, the tree's chunks */
     int32_t column;      /* in lockstep: column of its first chunk */
     int64_t next_slice;  /* while writing: place of its next item in plan->slices; in trees, its first item */
 } cf__pack_unit;
@@ -2952,7 +2982,7 @@ typedef struct cf__pack_kin {
     int32_t chain;               /* its number in the plan */
 } cf__pack_kin;
 
-/* Neighbours after sorting: items of one padded size, or chains of one number of chunks. */
+/* Neighbours after sorting: items of one padded size, or chains with equally many chunks. */
 typedef struct cf__pack_run {
     int32_t first; /* first item; first fit counts `first` up and `left` down */
     int32_t left;
@@ -2960,21 +2990,23 @@ typedef struct cf__pack_run {
     int32_t size;  /* padded tokens, or chunks, per item */
 } cf__pack_run;
 
-/* In lockstep: neighbouring columns in which one rank has no chunk yet. */
+/* In lockstep: a range of columns in which one rank has no chunk yet. */
 typedef struct cf__pack_row {
     int32_t rank, column, n;
 } cf__pack_row;
 
-/* Open chunks, sorted by free room: best fit takes the one with the least room that is enough. Rooms fall into buckets
-   of 2^shift. Within a bucket the distinct rooms form an ascending list, each with a stack of chunks. Usually shift is
-   0, and a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
+/* Open chunks, sorted by free room: best fit takes the one with the least room that is enough. Rooms are grouped in
+   buckets of 2^shift. Within a bucket the distinct rooms form an ascending list, each with a stack of chunks. Usually
+   shift is 0, and a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the
+   items. */
 typedef struct cf__pack_bins {
     cf__bits used; /* buckets with a chunk in them */
     int32_t *head; /* (buckets) unit with the least room; valid if the bucket is used */
     int shift;
 } cf__pack_bins;
 
-#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence must not take minutes */
+/* CF_SPLIT_COST searches; the limit keeps one sequence from taking minutes */
+#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22)
 #define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
 
 typedef struct cf__packer {
@@ -2984,19 +3016,19 @@ typedef struct cf__packer {
     cf_error *error;
     cf_pass_cost weights;
     double target;         /* CF_SPLIT_COST: no slice is more expensive, unless it is one alignment unit */
-    double chunk_constant; /* while units are given to ranks: constant cost of a chunk, which its slices then do not
-                              have */
+    double chunk_constant; /* while units are given to ranks: constant cost of a chunk, which is then left out of its
+                              slices */
     cf__tree tree;
-    int64_t from;          /* begin of the stem that is being cut; 0 for a sequence */
+    int64_t from;          /* begin of the stem that is being split; 0 for a sequence */
     /* measured */
     cf_plan head; /* known members of the plan; n_chunks is an upper bound until ranks have their chunks */
     int64_t n_items, n_dependent, longest_chain;
     int64_t max_units, most_chains, most_dependent;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t most_parts;    /* upper bound of parts of cp groups */
-    double mean_cost;      /* cost of a rank if all are equal and nothing is spread */
+    int64_t most_parts;    /* upper bound of the number of parts of cp groups */
+    double mean_cost;      /* cost of a rank if all are equal and no sequence is spread */
     /* working space */
-    cf_chain *chains;       /* (n_chains) first_chunk counts only dependent chunks here, like cuts */
+    cf_chain *chains;       /* (n_chains) first_chunk counts only dependent chunks here, as in cuts */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all chains */
     uint64_t *items;        /* (n_items) length << 32 | sequence. Longest first; for next fit in input order. Has room
                                for n_chains more, for the lower bound */
@@ -3014,25 +3046,25 @@ typedef struct cf__packer {
     int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in lockstep */
-    cf__pack_row *rows;     /* (n_chains + n_ranks) runs of columns in which chains leave a rank free */
+    cf__pack_row *rows;     /* (n_chains + n_ranks) ranges of columns in which chains leave a rank free */
     double *last_costs;     /* (n_chains) cost of each chain's last chunk */
     double *columns;        /* (most_columns) cost of each column's most expensive chunk */
     int64_t most_columns, most_rows;
-    int64_t n_rows, n_bands, first_extra; /* n_bands: columns of all bands; first_extra: first unit that is in no
-                                             band */
-    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of each width: the widest cp groups, half as wide, ... no cp
+    int64_t n_rows, n_bands, first_extra; /* n_bands: number of columns in all bands (see "in step"); first_extra: first
+                                             unit that is in no band */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of each width: the widest cp groups, half as wide, ..., no cp
                                             group; last, the end of the runs */
     /* only with cp groups; by sequence, except begins */
     double *whole_costs;    /* (n) cost without the constant of its chunks */
     int32_t *by_cost;       /* (n) most expensive first */
-    int32_t *widths;        /* (n) ranks that a sequence is spread over */
-    int64_t *begins;        /* (n_dependent) begin of each slice of a part */
+    int32_t *widths;        /* (n) number of ranks over which a sequence is spread */
+    int64_t *begins;        /* (n_dependent) begin of each slice of a part of a cp group */
     double slice_target;    /* CF_SPLIT_COST: no slice is more expensive; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
-    /* only with shared rows; an item is a bush then: length << 32 | node */
+    /* only with shared rows; an item is then a bush: length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
     int32_t *next_item;     /* (n_items) next item of the same unit; -1: none */
-    double *trunks;         /* (n) cost of a part's trunk; only with more than one rank */
+    double *trunks;         /* (n) cost of the rows that a split of a tree copies; only with more than one rank */
     uint64_t *third;        /* (n) third array beside items and spare */
     /* results */
     int64_t n_runs, n_units;
@@ -3096,8 +3128,8 @@ static int cf__pack_in_step(const cf__packer *p) { return p->desc.lockstep && p-
 
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
-/* Returns the tokens that a short sequence takes of a chunk: at least the chunk's size divided by its maximum number of
-   slices. */
+/* Returns the tokens that a short sequence occupies in a chunk: at least the chunk's size divided by its maximum number
+   of slices. */
 static int64_t cf__pack_item_extent(const cf__packer *p, int64_t length) {
     int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
     return cf__max(cf__pack_padded(p, length), least);
@@ -3107,8 +3139,8 @@ static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t le
     return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
 
-/* Guesses how many alignment units from `begin` on cost as much as the target: Newton's steps, from above, to the root
-   of a parabola. */
+/* Guesses how many alignment units from `begin` on cost as much as the target: Newton's method, from above, for the
+   root of a parabola. */
 static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t most) {
     double unit = (double)p->desc.align, left = p->target - p->weights.constant, units;
     double each = (p->weights.per_token + p->weights.per_pair * ((double)begin + 0.5)) * unit;
@@ -3116,17 +3148,17 @@ static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t 
     int i;
     for (units = left / each, i = 0; i < 2; i++)
         units = (left + growth * units * units / 2) / (each + growth * units);
-    return units >= 1 && units < (double)most ? (int64_t)units : most; /* rounding does no harm to a guess */
+    return units >= 1 && units < (double)most ? (int64_t)units : most; /* rounding does not harm a guess */
 }
 
-/* Returns the length of the longest slice from `begin` that is no more expensive than the target: at most chunk_size,
-   at least one alignment unit. */
+/* Returns the length of the longest slice from `begin` that does not cost more than the target: at most chunk_size, at
+   least one alignment unit. */
 static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_t begin) {
     int64_t rest = chain->tokens - begin, unit = p->desc.align, guess = 0;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     int tries;
-    /* In alignment units: `low` fits (or is the least allowed), high + 1 does not. Tried first: all units, then the
-       guess, then its neighbour. */
+    /* In alignment units: `low` fits (or is the minimum), high + 1 does not. It tries all units first, then the guess,
+       then the guess's neighbour. */
     for (tries = 0; low < high; tries++) {
         int64_t middle = tries == 0 ? high : low + (high - low + 1) / 2;
         if (tries == 1) guess = cf__pack_guess_units(p, p->from + begin, high);
@@ -3134,17 +3166,17 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_
         if (cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
-    return low * unit; /* or the rest, if that is less */
+    return low * unit; /* or the rest of the sequence, if that is less */
 }
 
-/* Cuts a long sequence and returns the number of slices, but stops beyond `most`. lengths: receives the slices'
+/* Splits a long sequence and returns the number of slices, but stops beyond `most`. lengths: receives the slices'
    lengths; may be NULL. */
 static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t most, int32_t *lengths) {
     int64_t begin = 0, i, n = chain->n_chunks, units = cf__div_up(chain->tokens, p->desc.align);
     for (i = 0; begin < chain->tokens && i <= most; i++) {
         int64_t length = p->desc.chunk_size;
         if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, chain, begin);
-        /* The last slices get the units that are left over. The very last one may lack part of a unit. */
+        /* The last slices get the units that are left over. The very last one may be shorter by part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
         length = cf__min(length, chain->tokens - begin);
         if (lengths != NULL && !CF__NEVER(i >= most)) lengths[i] = (int32_t)length;
@@ -3153,10 +3185,10 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t 
     return i;
 }
 
-/* Finds the target cost of CF_SPLIT_COST. It starts from the mean cost of full slices, and a little more, so that
-   rounding cannot push it below the cost of equal slices. Each slice is then full or costs at least about the mean, so
-   there are at most about twice as many slices. Bisection lowers the target while their number stays the same. Its
-   steps are capped: a sequence of millions of slices must not take seconds. */
+/* Finds the target cost of CF_SPLIT_COST. It starts slightly above the mean cost of full slices, so that rounding
+   cannot push it below the cost of equal slices. Each slice is then full or costs at least about the mean, so there are
+   at most about twice as many slices. Bisection lowers the target while their number stays the same. Its steps are
+   capped: a sequence of millions of slices must not take seconds. */
 static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     int64_t full = chain->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
@@ -3179,7 +3211,7 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     return CF_OK;
 }
 
-/* Cuts a chain in lockstep, where one target for all chains makes the slices of neighbours cost alike. The target is at
+/* Splits a chain in lockstep, where one target for all chains makes neighbouring slices cost alike. The target is at
    least the cost of a full slice at the start of a sequence. */
 static cf_result cf__pack_cut_in_step(cf__packer *p, cf_chain *chain) {
     p->target = cf__most(p->slice_target, cf__pack_slice_cost(p, 0, p->desc.chunk_size));
@@ -3241,8 +3273,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Bounds the memory of cp groups: at most most_parts parts are made. Every width of group has one last band. Returns an
-   upper bound on the columns of all these bands together. */
+/* Bounds the memory of cp groups: at most most_parts parts are made. Every width of group has one last band of columns.
+   Returns an upper bound on the columns of all these bands together. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -3257,7 +3289,8 @@ static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
 }
 
 /* Returns the maximum chunks of a rank. A rank has no more tokens than 1.5 times the mean plus the longest sequence
-   (cf__pack_give_things). Any two of its open chunks hold more than one chunk's tokens, as in cf__pack_bound_counts. */
+   (cf__pack_give_things). Any two of its open chunks together hold more than one chunk's tokens, as in
+   cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
     int64_t size = p->desc.chunk_size, longest = p->longest_chain * size, tokens = p->n_dependent * size, i;
     for (i = 0; i < p->n; i++) {
@@ -3270,7 +3303,7 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
     return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
-/* Returns 1 if only packing tells how large the plan gets: for trees on several ranks, and for cp groups, whose widths
+/* Returns 1 if the plan's size is known only after packing: for trees on several ranks, and for cp groups, whose widths
    decide how many chunks all ranks have. Bounds would be a hundred times too high. */
 static int cf__pack_tells_size(const cf__packer *p) {
     return p->desc.max_cp > 1 || (p->tree.shares != NULL && p->desc.n_ranks > 1);
@@ -3279,11 +3312,11 @@ static int cf__pack_tells_size(const cf__packer *p) {
 /* Finds upper bounds of units and chunks. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
-    /* Two chunks of which neither is full by count hold more than chunk_size together; otherwise one would have taken
-       the content of the other (next fit: two neighbours). In next fit a long sequence may close one more chunk. */
+    /* Any two chunks that are not full by count hold more than chunk_size together; otherwise one would have taken the
+       content of the other (next fit: any two neighbours). In next fit a long sequence may close one more chunk. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_chains + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
-    if (ranks > 1) n_bins = p->n_items; /* before ranks are found, each item is a unit */
+    if (ranks > 1) n_bins = p->n_items; /* before ranks are chosen, each item is a unit */
     n_bins = cf__min(n_bins, p->n_items);
     p->max_units = p->head.n_chains + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
@@ -3292,7 +3325,7 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
                        "the batch may need too many slices", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
-    /* In lockstep, all bands of a level except the last are at least half full of its chains. */
+    /* In lockstep, all bands of a level except the last are at least half filled by its chains. */
     if (cf__pack_in_step(p))
         p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->longest_chain +
                                     cf__div_up(p->n_dependent, ranks) + 1 + cp_steps);
@@ -3303,8 +3336,8 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
-/* Finds upper bounds of every array that trees need, before they are built. Of the open chunks of a stem, or of a rank,
-   all except one are half full, or full by count, once packed. */
+/* Finds upper bounds of every array that trees need, before they are built. After packing, all open chunks of a stem or
+   rank except one are half full, or full by count. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
     int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_stems, n_bins, i;
@@ -3321,7 +3354,8 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
                        "the batch may need too many chunks", p->error));
     CF__TRY(cf__inside(p->n_dependent + t->most_nodes, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
                        "the batch may need too many slices", p->error));
-    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* plus everything that is given to ranks */
+    /* plus all the things that are given to ranks */
+    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);
     if (cf__pack_tells_size(p)) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
     p->head.n_chains = p->max_units;
@@ -3360,7 +3394,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
     return cf__pack_bound_counts(p);
 }
 
-/* Lays out the bins. Buckets are at most 65536 + 16 per item, so the bins cost no more than the items. */
+/* Lays out the bins. There are at most 65536 + 16 buckets per item, so the bins take no more memory than the items. */
 static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
     cf__pack_bins *bins = &p->bins;
     int64_t most = 65536 + 16 * p->n_items, n;
@@ -3377,7 +3411,7 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->trunks = (double *)cf__take(carver, p->desc.n_ranks > 1 ? p->n : 0, sizeof(double));
     p->third = (uint64_t *)cf__take(carver, p->n, sizeof(uint64_t));
-    p->tree.items = p->spare; /* trees are done with this array before items and units need it */
+    p->tree.items = p->spare; /* trees no longer use this array when items and units need it */
     p->tree.spare = p->third;
 }
 
@@ -3431,12 +3465,12 @@ static int cf__pack_is_spread(const cf__packer *p, int64_t sequence) {
     return p->widths != NULL && p->widths[sequence] > 1;
 }
 
-/* Returns the index into cuts of a chain's i-th slice. In a cp group the parts take turns there. */
+/* Returns the index into cuts of a chain's i-th slice. In a cp group the cuts of all parts alternate. */
 static int64_t cf__pack_cut(const cf_chain *chain, int64_t i) {
     return chain->first_chunk + i * cf__max(chain->cp, 1);
 }
 
-/* Returns a unit without items: an empty chunk, or the space that a chain's last slice leaves in its chunk. */
+/* Returns a unit without items: an empty chunk, or the space after a chain's last slice in its chunk. */
 static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
@@ -3459,7 +3493,7 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Cuts a planned chain, and opens a unit for it. */
+/* Splits a planned chain, and opens a unit for it. */
 static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) {
     chain->first_chunk = *n_cuts;
     *n_cuts += chain->n_chunks;
@@ -3467,7 +3501,7 @@ static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) 
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills in chains and cuts, and opens a unit for each chain. Each gets at most as many slices as were planned when it
+/* Fills in chains and cuts, and opens a unit for each chain. Each gets at most as many slices as were counted when it
    was measured. */
 static void cf__pack_collect_chains(cf__packer *p) {
     int64_t i, n_cuts = p->n_part_cuts;
@@ -3493,13 +3527,13 @@ static void cf__pack_collect_items(cf__packer *p) {
     p->n_items = n;
 }
 
-/* Adds an item or chain to the last run, of those from the first-th on, or begins another run. They come sorted by
-   falling size. */
+/* Adds item or chain i to the last run if that began at `first` or later and has this size; otherwise begins a run.
+   They come sorted by falling size. */
 static inline void cf__pack_extend_runs(cf__packer *p, int64_t first, int64_t i, int32_t size) {
     if (p->n_runs == first || p->runs[p->n_runs - 1].size != size) {
         const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
         p->runs[p->n_runs++] = run;
-        p->runs[p->n_runs].next = (int32_t)p->n_runs; /* every search ends here */
+        p->runs[p->n_runs].next = (int32_t)p->n_runs; /* ends every search */
     }
     p->runs[p->n_runs - 1].left++;
 }
@@ -3513,14 +3547,14 @@ static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
 
 /* ---- lower bound ---- */
 
-/* Returns Martello and Toth's L2 bound, the best over all thresholds t <= C / 2. A size above C - t shares its chunk
-   with nothing of size t or more. A size above C / 2, up to C - t, opens a chunk of its own, whose room sizes of t
-   .. C / 2 may fill; what does not fit needs more chunks. Smaller sizes are ignored. t = 0 gives total / C. `sizes` is in
-   descending order. */
+/* Returns Martello and Toth's L2 bound, the best over all thresholds t <= C / 2, with chunks of C tokens. A size above
+   C - t shares its chunk with nothing of size t or more. A size above C / 2, up to C - t, opens its own chunk, whose
+   room sizes of t .. C / 2 may fill; the remaining ones need more chunks. Smaller sizes are ignored. t = 0 gives total
+   / C. `sizes` is in descending order. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
-    alone = big; /* sizes[alone .. big) share with sizes of at least the threshold */
+    alone = big; /* sizes[alone .. big) may share with sizes of at least the threshold */
     for (i = big; i < n; i++) {
         int64_t t = (int64_t)sizes[i];
         small_sum += t;
@@ -3533,8 +3567,8 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
 
 #define CF__PACK_TAIL ((uint64_t)1 << 31) /* no sequence has this bit */
 
-/* Sorts the items, longest first, and finds the lower bound. Items share chunks with each other and with tails of
-   chains, if these may be filled. So tails are among the items while the bound is computed. */
+/* Sorts the items, longest first, and finds the lower bound. Items share chunks with each other and with the last
+   chunks of chains, if these may be filled. So the tails are included while the bound is computed. */
 static void cf__pack_sort_and_bound(cf__packer *p) {
     int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_chains, n = p->n_items + n_tails, bound;
     for (i = 0; i < n_tails; i++)
@@ -3590,7 +3624,7 @@ static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
 
 /* ---- assigning items to units ---- */
 
-/* Returns how many of `left` items of one size go into a unit. */
+/* Returns how many of `left` items of one size fit into a unit. */
 static int32_t cf__pack_fit(const cf__pack_unit *unit, int32_t size, int32_t left) {
     return (int32_t)cf__min(cf__min(left, unit->slices_left), unit->room / size);
 }
@@ -3607,8 +3641,8 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
 }
 
 /* Packs all runs by best fit, longest first, into the units in the bins and new ones. Items of one size are placed
-   together: after one of them, the unit has the least room of all that are large enough, so the next item would follow
-   it. */
+   together: after one of them, its unit has the least room of all that are large enough, so the next item would go
+   there as well. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_runs; i++) {
@@ -3627,8 +3661,7 @@ static void cf__pack_best_fit(cf__packer *p) {
 }
 
 /* Returns the first of the runs low .. high - 1, by falling size, that fits into `room` and has items left; high or
-   more if there is none. A run that is used up points to a later run; every walk shortens the way to the next run with
-   items. */
+   more if there is none. An empty run points to a later run; every walk shortens the way to the next run with items. */
 static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -3648,8 +3681,8 @@ static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count)
     return run->first - count;
 }
 
-/* Fills a unit from the runs, always with the largest item that fits. Returns the number of items. With `dry` it
-   records them nowhere else. */
+/* Fills a unit from the runs, always with the largest item that fits. Returns the number of items. With `dry` nothing
+   is recorded except in the runs. */
 static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *unit, int dry) {
     int32_t placed = unit->n_items, at;
     while (unit->slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit->room)) < p->n_runs) {
@@ -3662,7 +3695,7 @@ static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *u
 }
 
 /* Packs by first fit, longest first. It fills unit 0, then unit 1, ... from the runs, which gives the same packing as
-   placing items one by one. Returns the number of units; with `dry` it does nothing else. Uses up the runs. */
+   placing items one by one. Returns the number of units; with `dry` it only counts. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->head.n_chains; id++) {
@@ -3674,8 +3707,8 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* Packs by next fit. Walks all sequences in order: a long one closes the previous chunk of its rank, and may offer its
-   tail. */
+/* Packs by next fit. It takes all sequences in order. A long one closes the previous chunk of its rank, and may offer
+   the free space of its last chunk. */
 static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, chain = 0, n_order = 0;
     int32_t item = 0, one = -1;
@@ -3701,7 +3734,7 @@ static void cf__pack_next_fit(cf__packer *p) {
 /* ---- trees: assigning bushes to units ---- */
 
 /* Groups the items from p->first_free on by owner, and keeps their order within a group. unit_of has the owners,
-   numbers below n. first: receives the place where each owner's items begin. */
+   numbers below n. first: receives the index at which each owner's items begin. */
 static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     int64_t i;
     int32_t sum = (int32_t)p->first_free;
@@ -3717,8 +3750,8 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills in items, longest first. Items of one stem come together; items that are whole trees come last. first: receives
-   the place where each stem's items begin, and then where whole trees do. */
+/* Fills in items, longest first. Items of one stem are adjacent; items that are whole trees come last. first: receives
+   the index at which each stem's items begin, and then that of whole trees. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -3736,9 +3769,9 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     p->first_free = first[t->n_stems];
 }
 
-/* Assigns the bushes of each stem to its tail, and to leaves of their own. */
+/* Assigns the bushes of each stem to its last chunk, and to new leaf chunks. */
 static void cf__pack_assign_bushes(cf__packer *p) {
-    int32_t *first = p->sorted; /* not in use yet */
+    int32_t *first = p->sorted; /* not used yet */
     int64_t n_stems = p->tree.n_stems, i;
     cf__pack_collect_bushes(p, first);
     cf__bits_clear(&p->bins.used);
@@ -3800,13 +3833,13 @@ static void cf__pack_order_trees(cf__packer *p) {
 /* ---- ranks first ----
 
    Whole sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank with the lowest
-   cost so far. Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3, one of two ranks gets 9 and
-   4; the other gets 5, 4, 3 and 3. */
+   cost so far. Then each rank packs its own as if it were alone. With costs 9, 5, 4, 4, 3, 3 and two ranks, one rank
+   gets 9 and 4; the other gets 5, 4, 3 and 3. */
 
-/* Returns the rank of a unit, which is that of its tree. */
+/* Returns the rank of a unit, which is its tree's. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
 
-/* Returns 1 if a unit has a chain that is cut; leaves of a tree have none. */
+/* Returns 1 if a unit has a chain with cuts; leaves of a tree have none. */
 static int cf__pack_is_cut(const cf__packer *p, int64_t unit) {
     return unit < (p->tree.shares != NULL ? p->tree.n_stems : p->head.n_chains);
 }
@@ -3815,7 +3848,7 @@ static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
     return cf__pack_is_cut(p, unit) ? p->chains[unit].n_chunks : 1;
 }
 
-/* Adds up the chunks of each tree at the unit that has its root. */
+/* Adds up the chunks of each tree at the unit of its root. */
 static void cf__pack_gather_trees(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->head.n_chains; i++) {
@@ -3842,7 +3875,8 @@ static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_
     return chain->cp > 0 ? p->begins[cut] : own;
 }
 
-/* Returns the cost of a chain's i-th slice, with its cp group's exchange. own: rows that the chain has before it. */
+/* Returns the cost of a chain's i-th slice, including its cp group's exchange. own: rows that the chain has before
+   it. */
 static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t i, int64_t own) {
     int64_t cut = cf__pack_cut(chain, i), begin = cf__pack_begin(p, chain, cut, own);
     double exchange = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
@@ -3850,8 +3884,8 @@ static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t 
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + exchange;
 }
 
-/* Puts the cost of everything that is given to ranks into p->costs: first units (for a tree, at the unit that leads
-   it), then items that are in no unit. A chunk's constant cost counts once per chunk, or for the used part of one. */
+/* Computes p->costs for everything that goes to ranks: first units (a tree's cost is at its lead unit), then items that
+   are in no unit. A chunk's constant cost counts once per chunk, or for the used part of one. */
 static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;
@@ -3872,7 +3906,7 @@ static void cf__pack_cost_things(cf__packer *p) {
     }
 }
 
-/* Returns the room that a unit or item takes up: of a unit all its chunks, filled or not; of an item its extent. */
+/* Returns the room of a unit or item: for a unit all its chunks, filled or not; for an item its padded tokens. */
 static int64_t cf__pack_extent(const cf__packer *p, int64_t i) {
     if (i < p->n_units) return p->units[i].n_chunks * p->desc.chunk_size;
     return cf__pack_item_extent(p, cf__pack_item_length(p->items[p->first_free + i - p->n_units]));
@@ -3885,10 +3919,10 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* Gives n units and items to ranks, the most expensive first, each to the rank with the lowest cost so far. A rank that
-   has at least the mean number of tokens, and would then have more than 1.5 times the mean plus the tokens of the
-   largest unit or item, leaves the heap and gets no more. A stricter cap would save steps on cheap ranks, but raise the
-   cost of the most expensive one. */
+/* Gives n units and items to ranks, the most expensive first, each to the rank with the lowest cost so far. A rank
+   leaves the heap and gets no more if it has at least the mean number of tokens, and would now exceed 1.5 times the
+   mean plus the tokens of the largest unit or item. A stricter cap would save chunks on cheap ranks, but raise the cost
+   of the most expensive one. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -3948,7 +3982,7 @@ static void cf__pack_deal_out(cf__packer *p) {
     cf__pack_order_by_rank(p);
 }
 
-/* Packs each rank's items by best fit, into the room that its units leave and into new units. */
+/* Packs each rank's items by best fit, into the room left by its units and into new units. */
 static void cf__pack_fill_ranks(cf__packer *p) {
     int64_t rank, ranks = p->desc.n_ranks, at = 0, n = p->n_units, opened;
     if (ranks > 1) cf__pack_part_items(p, p->starts, ranks);
@@ -3967,7 +4001,7 @@ static void cf__pack_fill_ranks(cf__packer *p) {
 }
 
 /* Packs the short sequences of each rank by the requested method. On one rank, first fit replaces best fit if it needs
-   fewer chunks; it is tried only if there is something to win. */
+   fewer chunks; it is tried only if that is possible. */
 static void cf__pack_assign_items(cf__packer *p) {
     /* Chunks that take no items: all except the last of each chain. */
     int64_t i, n_closed = p->n_dependent - p->head.n_chains;
@@ -3988,7 +4022,7 @@ static void cf__pack_assign_items(cf__packer *p) {
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
 }
 
-/* Counts the steps of the fullest rank, and orders all units by rank. */
+/* Counts the chunks of the fullest rank, and orders all units by rank. */
 static cf_result cf__pack_settle(cf__packer *p) {
     int64_t i;
     p->head.chunks_per_rank = p->n_dependent + p->n_units - p->head.n_chains;
@@ -4003,11 +4037,11 @@ static cf_result cf__pack_settle(cf__packer *p) {
 
 /* ---- trees over ranks ----
 
-   A tree is on one rank. A tree too expensive for one rank is split: some of the sequences that leave its root become a
-   tree of their own. The root of the new tree is the sequence that leaves the old root last, so that only rows of the
-   old root are copied. */
+   A tree is on one rank. A tree too expensive for one rank is split: some of the sequences that leave its root form a
+   new tree. The root of the new tree is the sequence that leaves the old root last, so that only rows of the old root
+   are copied. */
 
-/* Sums the cost of each sequence and all that branch off it. */
+/* Adds up the cost of each sequence and everything that branches off it. */
 static void cf__pack_cost_branches(cf__packer *p) {
     cf__tree *t = &p->tree;
     double constant = p->weights.constant;
@@ -4026,10 +4060,10 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = constant;
 }
 
-/* Takes parts off a tree, or off a part of one, until the rest costs at most `most`. A part is one or more neighbouring
-   children of the root, with a copy of the trunk, which is the root's rows that they share. With `dry` only the costs
-   of parts are recorded, as if these were units. For a child that is a part by itself its trunk's cost is recorded,
-   because it may be split in turn. */
+/* Splits parts off a tree, or off a part of one, until the rest costs at most `most`. A part is one or more
+   neighbouring children of the root, with a copy of the trunk, which is the root's rows that they share. With `dry`
+   only the costs of parts are recorded, as if these were units. If a single child is a part, its trunk's cost is
+   recorded as well, because the part may be split again. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -4069,8 +4103,8 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
 }
 
 /* Splits trees if that makes the most expensive rank at least 5 % cheaper. Each part repeats the rows of the trunk.
-   Parts that cost less than the mean rank repeat more of them, but fill ranks more evenly. Returns 1
-   if trees were split; their parts may then be split again. */
+   Parts that cost less than the mean rank repeat more rows, but fill ranks more evenly. Returns 1 if trees were split;
+   their parts may then be split again. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -4081,8 +4115,8 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* Larger parts copy less. So they win at equal cost; and at up to 5 % more, if the parts of the best so far are
-           below the mean. */
+        /* Larger parts copy fewer rows, so they win at equal cost. They also win at up to 5 % more if the best parts so
+           far cost less than the mean. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -4096,7 +4130,7 @@ static int cf__pack_part_trees(cf__packer *p) {
 
 /* ---- cp groups ----
 
-   A cp group is an aligned block of ranks that share a sequence, in step. */
+   A cp group is an aligned block of ranks that share a sequence, in lockstep. */
 
 /* Returns the width of the widest possible cp group. */
 static int64_t cf__pack_widest(const cf__packer *p) {
@@ -4105,15 +4139,16 @@ static int64_t cf__pack_widest(const cf__packer *p) {
     return width;
 }
 
-/* Returns the maximum ranks of a sequence's cp group. Slices must not be thin, and each round except the last needs an
-   alignment unit for each rank. */
+/* Returns the maximum ranks of a sequence's cp group. Slices must not be too short, and each round except the last
+   needs an alignment unit for each rank. */
 static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
     return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
-/* Estimates the cost of a part. It includes replays, as if K were 1 and a backward cost two forwards. It includes
-   transfers: a round gathers the rows of earlier rounds that other ranks have, and half of those of its own round. */
+/* Estimates the cost of one rank's part of a sequence. It includes replays, as if K were 1 and a backward cost two
+   forwards. It includes transfers: a round gathers the rows of earlier rounds that other ranks have, and half of those
+   of its own round. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
     int64_t rows = p->lengths[sequence];
     double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
@@ -4125,8 +4160,8 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.cp_row_seconds, gathered);
 }
 
-/* Gives each sequence the fewest ranks with which a part costs at most `most`, or as many as pay. Returns 1 if some
-   sequence has the widest cp group, and some sequence another width than before. */
+/* Gives each sequence the fewest ranks with which a part costs at most `most`, or as many as reduce its cost. Returns 1
+   if some sequence has the widest cp group, and some sequence another width than before. */
 static int cf__pack_choose_widths(cf__packer *p, double most) {
     int64_t i, left = p->most_parts, width, ranks;
     int is_widest = 0, differs = 0;
@@ -4145,7 +4180,7 @@ static int cf__pack_choose_widths(cf__packer *p, double most) {
     return is_widest && differs;
 }
 
-/* Cuts the slices of one round from the rest of a sequence, none more expensive than the target, each at least one
+/* Cuts the slices of one round from the rest of a sequence. None costs more than the target, and each has at least one
    alignment unit. last: 1 if nothing may be left after them; otherwise enough for another round must be left. Returns
    the tokens. */
 static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last, int64_t cut) {
@@ -4161,15 +4196,15 @@ static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last,
     return cf__min(begin, rest->tokens);
 }
 
-/* Returns 1 if the slices of one round cover the rest of a sequence, none of them more expensive than the target. */
+/* Returns 1 if the slices of one round cover the rest of a sequence, and none costs more than the target. */
 static int cf__pack_covers(cf__packer *p, const cf_chain *rest, double target) {
     int64_t begin = 0, left = rest->cp;
     for (p->target = target; left > 0 && begin < rest->tokens; left--) begin += cf__pack_cut_by_cost(p, rest, begin);
     return begin >= rest->tokens;
 }
 
-/* Cuts the next round: its first slice is full, and the others cost as much. The last round, with the rest, is cut
-   evenly. full: 1 if many rounds brought little progress; all slices are full then. Returns the tokens. */
+/* Cuts the next round: its first slice is full, and the others cost the same. The last round, with the rest, is divided
+   evenly. full: 1 if many rounds brought little progress; all slices are then full. Returns the tokens. */
 static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full, int64_t cut) {
     int64_t most = rest->cp * p->desc.chunk_size;
     double low = 0, high = cf__pack_slice_cost(p, p->from, cf__min(rest->tokens, p->desc.chunk_size));
@@ -4178,7 +4213,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full
         p->target = DBL_MAX;
         return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
     }
-    if (last) /* costs add up, so a target a little above the mean is enough */
+    if (last) /* costs are additive, so a target slightly above the mean is enough */
         low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->cp;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
         double middle = tries == 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
@@ -4189,7 +4224,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full
     return cf__pack_cut_round(p, rest, last, cut);
 }
 
-/* Cuts a sequence for its cp group, and opens a unit for each part. */
+/* Splits a sequence for its cp group, and opens a unit for each part. */
 static void cf__pack_cut_cp_group(cf__packer *p, int64_t sequence) {
     cf_chain rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
     int64_t rounds, part, i, first = p->n_part_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.cp);
@@ -4225,7 +4260,7 @@ static void cf__pack_cost_wholes(cf__packer *p) {
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
 }
 
-/* Cuts all sequences of cp groups, the widest group first. */
+/* Splits all sequences of cp groups, the widest group first. */
 static void cf__pack_cut_cp_groups(cf__packer *p) {
     int64_t i, width;
     p->weights.constant = 0;
@@ -4257,21 +4292,21 @@ static cf_result cf__pack_collect_stems(cf__packer *p) {
 /* ---- in step ----
 
    A column is the i-th chunks of all ranks. They run at the same time, so a column costs as much as its most expensive
-   chunk. Chains lie in bands of columns. A band has as many columns as the longest chain that is left has chunks. Each
-   rank fills its row of the band with the longest chains that fit, and of equally long ones with the most expensive, so
-   that neighbours cost alike. The parts of a cp group lie beside each other, in an aligned block of ranks. If a
-   narrower group comes next, the block is halved.
+   chunk. Chains are placed in bands of columns. A band has as many columns as the longest remaining chain has chunks.
+   Each rank fills its row of the band with the longest chains that fit, and of equally long ones with the most
+   expensive, so that neighbours cost alike. The parts of a cp group are next to each other, in an aligned block of
+   ranks. If a narrower group comes next, the block is halved.
 
-   Short sequences fill the cells that chains leave free, but make no column more expensive. Those that find no room are
+   Short sequences fill the cells that chains leave free, but never make a column more expensive. Those without room are
    spread evenly over new columns, or over the last column of the bands.
 
    Expensive slices make expensive columns, and many slices make many replays. So many layouts are tried, and the one
-   whose columns take the least time wins. Target costs of a slice run from that of a full slice at the start of a
-   sequence to that of the most expensive slice, each 1.25 times the last; at most 42. With cp groups that is repeated
-   for each power of two up to max_cp, each with eleven choices of widths. */
+   whose columns take the least time wins. The target cost of a slice starts at that of a full slice at the start of a
+   sequence. Each next target is 1.25 times the last, up to the most expensive slice; at most 42. With cp groups that is
+   repeated for each power of two up to max_cp, each with eleven choices of widths. */
 
 /* Sorts chains by falling width of the cp group, then by falling length, then by the cost of their last chunk. The
-   first part of a cp group stands for all. A run has chains of one width and length; `levels` has the first run of each
+   first part of a cp group represents all. A run has chains of one width and length; `levels` has the first run of each
    width. */
 static void cf__pack_sort_chains(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
@@ -4323,8 +4358,8 @@ static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t 
         p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, chain, i, own));
 }
 
-/* Fills columns of a block of ranks until a narrower chain comes next. Then fills the remaining columns of both halves
-   of the block. */
+/* Fills columns of a block of ranks until a narrower chain comes next. Then it fills the remaining columns of both
+   halves of the block. */
 static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
     int64_t width = cf__pack_widest(p) >> level, i;
     int32_t at;
@@ -4358,7 +4393,7 @@ static void cf__pack_fill_bands(cf__packer *p) {
     }
 }
 
-/* Returns a pointer to the cost of the column of a unit's last chunk: only the last chunk takes items. */
+/* Returns a pointer to the cost of the column of a unit's last chunk, the only one that takes items. */
 static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *unit) {
     return &p->columns[unit->column + unit->n_chunks - 1];
 }
@@ -4370,7 +4405,7 @@ static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *un
     return tokens < (double)unit->room ? (int32_t)tokens : unit->room;
 }
 
-/* Puts into the bins the tails of chains, and chunks in the cells that bands leave free. */
+/* Adds to the bins the last chunks of chains, and chunks in the cells that bands leave free. */
 static void cf__pack_open_cells(cf__packer *p) {
     double full = cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     int64_t row, left = p->n_items;
@@ -4401,9 +4436,9 @@ static void cf__pack_empty(cf__packer *p, int64_t id) {
     p->costs[id] = id < p->head.n_chains ? p->last_costs[id] : p->chunk_constant;
 }
 
-/* Spreads short sequences over the units that end with column end - 1: those that are in no band, and those that these
-   units already have. The most expensive come first, each to the cheapest unit with room. If a sequence fits nowhere,
-   or makes a chunk more expensive than `most`, all stay where they were. */
+/* Spreads short sequences over the units that end with column end - 1: those that are in no band, and those already in
+   these units. The most expensive come first, each to the cheapest unit with room. If a sequence fits nowhere, or makes
+   a chunk cost more than `most`, all stay where they were. */
 static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
@@ -4420,7 +4455,7 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
         for (n_aside = 0, id = -1; id < 0 && n_heap > 0;) {
             id = cf__heap_pop(heap, n_heap--, p->costs);
             if (cf__pack_fit(&p->units[id], size, 1) > 0) break;
-            if (cf__pack_fit(&p->units[id], smallest, 1) > 0) aside[n_aside++] = id; /* may take a smaller one */
+            if (cf__pack_fit(&p->units[id], smallest, 1) > 0) aside[n_aside++] = id; /* may take a smaller item */
             id = -1;
         }
         if (id < 0 || p->costs[id] + p->item_costs[i] > most) break;
@@ -4434,7 +4469,7 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Spreads the items that are in no band. If one new column would hold them, first tries to put them into the last
+/* Spreads the items that are in no band. If one new column would hold them, it first tries to put them into the last
    column of the last band, where they must cost no more than a new column. Otherwise they go to new columns, the most
    expensive chunks first. */
 static void cf__pack_add_columns(cf__packer *p) {
@@ -4473,7 +4508,7 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* Returns the cost of the first n columns, plus a third for those that are replayed: with K = 1, all of a band except
+/* Returns the cost of the first n columns, plus a third for those that are replayed with K = 1: all of a band except
    its last. */
 static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
@@ -4485,8 +4520,8 @@ static double cf__pack_price(const cf__packer *p, int64_t n) {
     return sum + replays / 3;
 }
 
-/* Lays everything out, with slices no more expensive than the target. Returns the cost, or DBL_MAX if chains alone cost
-   more than `most`. */
+/* Lays out all chunks, with slices that cost at most the target. Returns the cost, or DBL_MAX if chains alone cost more
+   than `most`. */
 static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     int64_t i;
     p->slice_target = target;
@@ -4495,7 +4530,7 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     for (p->n_units = 0; p->n_units < p->n_parts;) (void)cf__pack_open_unit(p);
     p->n_dependent = p->most_dependent;
     cf__pack_collect_chains(p);
-    p->weights.constant = 0; /* it counts once per chunk, not per slice */
+    p->weights.constant = 0; /* counts once per chunk, not per slice */
     cf__pack_collect_items(p);
     cf__pack_fill_bands(p);
     if (CF__NEVER(p->n_bands < 0) || cf__pack_price(p, p->n_bands) > most) return DBL_MAX;
@@ -4508,14 +4543,13 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     return cf__pack_price(p, p->head.chunks_per_rank);
 }
 
-/* A layout in lockstep: maximum ranks of a cp group, maximum costs of a part and of a slice, and the resulting
-   price. */
+/* A layout in lockstep: maximum ranks of a cp group, maximum costs of a part and of a slice, and the resulting cost. */
 typedef struct cf__pack_layout {
     int64_t max_cp;
     double most, target, price;
 } cf__pack_layout;
 
-/* Lays out cp groups and everything else. Returns the cost, or DBL_MAX if chains alone cost more than `most`. */
+/* Lays out cp groups and then the rest. Returns the cost, or DBL_MAX if chains alone cost more than `most`. */
 static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, double most) {
     p->desc.max_cp = layout->max_cp;
     if (p->widths != NULL) (void)cf__pack_choose_widths(p, layout->most);
@@ -4523,8 +4557,8 @@ static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, 
     return cf__pack_lay_out(p, layout->target, most);
 }
 
-/* Finds the best layout whose widest cp groups have `cp` ranks. *best becomes the better of it and *best. Returns
-   whether any sequence would have a cp group of this width. */
+/* Finds the best layout whose widest cp groups have `cp` ranks, and stores it in *best if it is better. Returns whether
+   any sequence would have a cp group of this width. */
 static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best) {
     cf__pack_layout own = {cp, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
@@ -4532,7 +4566,7 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     int64_t i;
     p->desc.max_cp = cp;
     for (tries = 0; tries < (cp > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
-        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* this layout has a price already */
+        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* an earlier layout had these widths */
         is_used = 1;
         layout.price = cf__pack_try_layout(p, &layout, own.price);
         if (layout.price < own.price) own = layout;
@@ -4550,8 +4584,8 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     return 1;
 }
 
-/* Finds the best layout in lockstep. A larger max_cp is never worse than a smaller one, because it also tries
-   everything that the smaller allows. */
+/* Finds the best layout in lockstep. A larger max_cp is never worse than a smaller one, because everything that the
+   smaller allows is tried as well. */
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     cf__pack_layout best = {1, DBL_MAX, DBL_MAX, DBL_MAX};
     int64_t widest = cf__pack_widest(p), cp, i;
@@ -4592,7 +4626,7 @@ static void cf__pack_write_chain(const cf__packer *p, int64_t id, int64_t first_
     }
 }
 
-/* Returns the chunk, on any rank, whose rows come right before those of this chunk; -1: none. */
+/* Returns the chunk, on any rank, whose rows come directly before those of this chunk; -1: none. */
 static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
     if (c->cp > 0 && c->rank % c->cp > 0) return c - plan->chunks - plan->chunks_per_rank;
     return c->up < 0 || c->cp == 0 ? c->up : c->up + (c->cp - 1) * plan->chunks_per_rank;
@@ -4759,7 +4793,7 @@ static void cf__pack_write_listed(cf__packer *p, int64_t id, int64_t first_chunk
     plan->n_slices += unit->n_items;
 }
 
-/* Writes everything that is in no unit: whole items, or the order of sequences that share rows. */
+/* Writes everything outside units: whole items, or the order of sequences that share rows. */
 static void cf__pack_write_rest(cf__packer *p) {
     cf_plan *plan = p->plan;
     int64_t i;
@@ -4787,7 +4821,7 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         const cf__pack_unit *unit = &p->units[id];
-        if (id >= p->head.n_chains && unit->n_items == 0) continue; /* in step, an empty cell */
+        if (id >= p->head.n_chains && unit->n_items == 0) continue; /* in lockstep, an empty cell */
         chunk = cf__max(chunk, unit->rank * plan->chunks_per_rank);
         if (cf__pack_in_step(p)) chunk = unit->rank * plan->chunks_per_rank + unit->column;
         (p->tree.shares != NULL ? cf__pack_write_unit : cf__pack_write_listed)(p, id, chunk);
@@ -4801,7 +4835,7 @@ static cf_result cf__pack_write(void *job) {
 
 /* ---- all steps, and the public functions ---- */
 
-/* Starts packing. All refusals happen here, before any memory is requested. */
+/* Starts packing. All errors are reported here, before any memory is requested. */
 static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
                                 cf_error *error) {
     int shares;
@@ -4816,7 +4850,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->head.max_slices = p->desc.max_slices;
     p->head.split = p->desc.split;
     p->head.n_ranks = p->desc.n_ranks;
-    shares = n == 0 || p->desc.shared_prefixes != NULL; /* an empty batch has no array */
+    shares = n == 0 || p->desc.shared_prefixes != NULL; /* an empty batch needs no array */
     CF__TRY(cf__needs(p->desc.min_shared_prefix, shares, "min_shared_prefix", -1, "needs shared_prefixes", error));
     CF__TRY(cf__needs(p->desc.no_copies, shares, "no_copies", -1, "needs shared_prefixes", error));
     CF__TRY(cf__pack_check_desc(&p->desc, error));
@@ -4858,7 +4892,7 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf_plan plan = p->head;
     plan.method = p->desc.method;
     if (p->tree.shares == NULL) plan.n_slices = p->n_dependent + p->n_items;
-    if (plan.n_chunks == 0) plan.n_slices = plan.n_chains = 0; /* unknown before packing, or there are none */
+    if (plan.n_chunks == 0) plan.n_slices = plan.n_chains = 0; /* unknown before packing, or none */
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -4912,8 +4946,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ================================================================================================================
    >>plan    asking a plan, and checking one from elsewhere
 
-   `up` is the slice whose rows come right before those of a slice, in lists, trees and cp groups alike. In this example
-   sequence 0 has 20 tokens; sequence 1 has 11 and shares 9 of them; chunks have 8:
+   `up` is the slice whose rows come directly before those of a slice, in lists, trees and cp groups alike. In this
+   example chunks have 8 tokens. Sequence 0 has 20 tokens; sequence 1 has 11, of which it shares 9 with sequence 0:
 
        chunk    slice   rows      up   runs through it
        0        0        0 ..  7  -1   0 and 1
@@ -4925,9 +4959,10 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    A slice begins where its `up` ends, so the rows that lead to a token have no gap. In a list a sequence is one chain
    or one slice, which must occur once. In trees two sums show that a sequence has each token once. Its slices have as
    many tokens as it has (sequence 1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both
-   sums are computed for all sequences at once, as differences: added at the first sequence of a slice, and subtracted
-   after its last.
-   ================================================================================================================ */
+   sums are computed for all sequences in one walk, as differences: added at the first sequence of a slice, and
+   subtracted after its last.
+   ================================================================================================================
+   */
 
 /* Returns the rows before a chunk that its first slice sees; in a cp group these include rows on other ranks. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
@@ -4946,8 +4981,8 @@ static inline int64_t cf__plan_chain_above(const cf_plan *plan, int64_t chain) {
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Returns the previous sibling: the chunk before this one of those that continue the same chunk. -1: this is the first,
-   or continues none. The sibling is on the way up from chunk id - 1. */
+/* Returns the previous sibling: the chunk before this one among those that continue the same chunk. -1: this is the
+   first, or continues none. The sibling is on the way up from chunk id - 1. */
 static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     int64_t up = plan->chunks[id].up, at = id - 1;
     if (up < 0 || up == at) return -1;
@@ -4955,7 +4990,7 @@ static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     return at;
 }
 
-/* Returns the next sibling of a chunk, which comes right after all chunks below this one; -1: none. */
+/* Returns the next sibling of a chunk, which comes directly after all chunks below this one; -1: none. */
 static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
     if (plan->chunks[id].up < 0 || plan->chunks[plan->chunks[id].up].down == id) return -1;
     while (plan->chunks[id].down >= 0) id = plan->chunks[id].down;
@@ -4964,7 +4999,7 @@ static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
 
 static double cf__plan_imbalance(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
-/* Returns 1 if a dependent chunk also holds short sequences, which are not of its chain. */
+/* Returns 1 if a dependent chunk also holds short sequences outside its chain. */
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
     if (plan->order == NULL) return chunk->n_slices > 1;
@@ -4972,7 +5007,7 @@ static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     return i > chunk->first_slice && plan->slices[i].begin == 0;
 }
 
-/* Counts the chunks by kind, and finds fullest rank / mean, in tokens and in pairs. */
+/* Counts the chunks by kind, and computes fullest rank / mean, in tokens and in pairs. */
 static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     double most_tokens = 0, most_pairs = 0;
     int64_t rank, i;
@@ -5044,22 +5079,23 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 /* Sums over the slices of a sequence, minus those of the previous sequence in order. */
 typedef struct cf__plan_sum {
     uint64_t tokens;
-    uint64_t shared;          /* tokens of slices that also run through the previous sequence */
+    uint64_t shared;          /* tokens of slices that run through both this and the previous sequence */
     uint64_t low, high;       /* attention pairs: low + high x 2^32 */
 } cf__plan_sum;
 
 typedef struct cf__plan_check {
     const cf_plan *plan;
     const int64_t *lengths;
-    unsigned char *seen; /* (n_sequences) 1: is in order already; in lists: a chain or a slice has all its tokens */
-    int64_t *below;      /* (n_chunks) chunks of the longest path below each */
+    /* (n_sequences) trees: 1 if it is already in the order; lists: 1 if a chain or slice has all its tokens */
+    unsigned char *seen;
+    int64_t *below;      /* (n_chunks) number of chunks of the longest path below each */
     /* of trees */
     int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
     cf__plan_sum *sums;  /* (n_sequences + 1) in order */
     cf_error *error;
 } cf__plan_check;
 
-/* Check that a number of a plan lies in a range, or equals the known one. Most checks are of these two kinds. */
+/* Check that a number of a plan is in a range, or equals the known one. Most checks are of these two kinds. */
 static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
                                         int64_t most, int64_t got, const char *why) {
     return cf__inside(got, least, most, CF_ERROR_PLAN, field, item, why, check->error);
@@ -5119,7 +5155,7 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
 }
 
 /* Checks a part of a cp group against the part on the next rank (for the last rank, the first): it must have as many
-   chunks in the same columns. So no part can be missing. */
+   chunks, in the same columns. So no part can be missing. */
 static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chain *g = &plan->chains[id], *next;
@@ -5136,7 +5172,7 @@ static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
 
 /* ---- the chunks that a plan's chains are made of ---- */
 
-/* Checks a chunk's links to the chunk that it continues and to those that continue it. Chunks of a tree come in
+/* Checks a chunk's links to the chunk that it continues and to those that continue it. Chunks of a tree are in
    preorder, so a chunk continues the previous chunk, or one above that. */
 static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
@@ -5163,8 +5199,8 @@ static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *
     return cf__inside(up->index, at, at, bad, "chunks.up", id, "is not the last chunk of its chain", error);
 }
 
-/* Checks the facts that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a chain
-   must follow each other on one rank and name their chain. Their slices must exist. No number of tokens may be
+/* Checks the facts on which a walk over the chunks of these ranks relies, in a plan from any source. The chunks of a
+   chain must follow each other on one rank and name their chain. Their slices must exist. No number of tokens may be
    negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
@@ -5179,7 +5215,7 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
             return cf__fail(error, bad, "chains.cp", id, 0, cp, "trees are not spread over several ranks");
         CF__TRY(cf__inside(cp, 2, plan->n_ranks, bad, "chains.cp", id, "is no number of ranks", error));
         CF__TRY(cf__inside(plan->n_ranks % cp, 0, 0, bad, "chains.cp", id, "does not divide the ranks", error));
-        rank = 0; /* a pass of a cp group also reads chunks of its other ranks */
+        rank = 0; /* a pass of a cp group also reads chunks of the group's other ranks */
         end_rank = plan->n_ranks;
     }
     end = end_rank * plan->chunks_per_rank;
@@ -5279,7 +5315,7 @@ static int64_t cf__plan_chunk_of(const cf_plan *plan, int64_t slice) {
     return low;
 }
 
-/* Checks a slice by itself: its sequences exist and have its tokens. */
+/* Checks a slice alone: its sequences exist and have its tokens. */
 static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
@@ -5297,8 +5333,8 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     return cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice");
 }
 
-/* Checks a slice of a tree that continues a slice of another chunk. That slice must be on the path. *sees: rows of the
-   path that the previous slice sees. */
+/* Checks a slice of a tree that continues a slice of another chunk, which must be on the path. *sees: rows of the path
+   that the previous slice sees. */
 static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
@@ -5312,9 +5348,9 @@ static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk,
     return CF_OK;
 }
 
-/* Checks the slice that a slice continues. In a list it is the first slice of the previous chunk, in a cp group maybe
-   on another rank. Within a chunk of a tree, it must be the previous slice or one above that. It ends where this slice
-   begins, and all sequences of this slice run through it. */
+/* Checks the slice that a slice continues. In a list it is the first slice of the previous chunk, in a cp group
+   possibly on another rank. Within a chunk of a tree, it must be the previous slice or one above that. It ends where
+   this slice begins, and all sequences of this slice run through it. */
 static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[chunk];
@@ -5355,7 +5391,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
                         "is not that of its chain"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
-    /* Lengths lie anywhere in memory. A short loop waits for several of them at once. */
+    /* Lengths may be anywhere in memory. A short loop waits for several of them at the same time. */
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) CF__TRY(cf__plan_check_slice(check, i));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
@@ -5451,10 +5487,10 @@ static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
                       "its sequence has tokens twice, or not all of them");
 }
 
-/* Checks that each sequence has each token once. Slices that continue each other leave no gap. If the slices of a
-   sequence have as many tokens and pairs as the sequence, they are one row from its first token to its last. (With a
-   token twice, a later token would be missing, and the later one has more pairs.) Also checks `common`: neighbours in
-   order share the slices that have both. */
+/* Checks that each sequence has each token once. Slices that continue each other leave no gap. So if the slices of a
+   sequence have as many tokens and pairs as the sequence, they go from its first token to its last. (If a token
+   occurred twice, a later token would be missing, and a later token has more pairs.) Also checks `common`: neighbours
+   in order share the slices that both run through. */
 static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     cf__plan_sum sum = {0, 0, 0, 0};
@@ -5473,7 +5509,7 @@ static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     return CF_OK;
 }
 
-/* Checks that each sequence of a list has all its tokens: in a chain, or in a slice that is in no chain. */
+/* Checks that each sequence of a list has all its tokens: in a chain, or in one slice. */
 static cf_result cf__plan_check_seen(const cf__plan_check *check) {
     int64_t i;
     for (i = 0; i < check->plan->n_sequences; i++)
@@ -5538,7 +5574,7 @@ typedef struct cf__metadata_seqs {
     int32_t max_q, max_k;
 } cf__metadata_seqs;
 
-/* A chunk whose metadata is being made: its sizes, its arrays, and how far they are filled. */
+/* A chunk whose metadata is being made: its sizes, its arrays, and how much of them is filled. */
 typedef struct cf__metadata_job {
     cf_metadata_desc desc;
     cf_metadata out;
@@ -5547,8 +5583,7 @@ typedef struct cf__metadata_job {
     int32_t *sequences, *positions, *targets;
     /* of trees */
     int64_t n_path_calls, n_depths;  /* calls */
-    int64_t n_call_seqs, most_more;  /* sequences of all calls; maximum number of targets that rows have beside their
-                                        first */
+    int64_t n_call_seqs, most_more;  /* sequences of all calls; maximum number of further targets of rows */
     cf_attention_call *calls;
     double *extra_weights;
     int32_t *extra_rows, *extra_sequences, *extra_targets, *loss_rows, *key_ends, *call_q, *call_k;
@@ -5567,7 +5602,7 @@ static void cf__metadata_add(cf__metadata_seqs *seqs, int64_t queries, int64_t k
     seqs->max_k = (int32_t)cf__max(seqs->max_k, keys);
 }
 
-/* Writes first, first + step, first + 2 x step ... Compilers turn the blocks of 16 into vector code at -O2. */
+/* Writes first, first + step, first + 2 x step ... Compilers vectorise the blocks of 16 at -O2. */
 static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
     int64_t t = 0;
     uint32_t value = (uint32_t)first, by = (uint32_t)step, i; /* unsigned, because they step once past the last row */
@@ -5588,8 +5623,8 @@ static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64
     for (i = first; i < end && job->weights != NULL; i++) job->weights[i] = 0;
 }
 
-/* Returns whether any of n sequences with the same token at `position` predicts that token. *weight: its weight in the
-   loss. */
+/* Returns whether any of n sequences with the same token at `position` predicts that token. *weight: the token's weight
+   in the loss. */
 static int cf__metadata_target(const cf__metadata_job *job, const int64_t *sequences, int64_t n, int64_t position,
                                double *weight) {
     int64_t i, wanted = 0;
@@ -5628,8 +5663,8 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* ---- trees ---- */
 
-/* Returns 1 if a slice, not the first of its chunk, lies directly after the slice that it continues. Attention sees
-   these two as one. A slice that others continue fills whole alignment units. */
+/* Returns 1 if a slice, other than the first of its chunk, is directly after the slice that it continues. Attention
+   treats these two as one. A slice that others continue fills whole alignment units. */
 static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->slices[id].up == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
@@ -5641,8 +5676,8 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
     return plan->slices[end - 1].offset + plan->slices[end - 1].length;
 }
 
-/* Lists the calls of the path: ranges of its rows that lie in one state and are seen by the same first rows of the
-   chunk. Only counts them if there is no memory. They are filled in from the last: slices that see more of the path
+/* Lists the calls of the path: ranges of its rows that are in one state and are seen by the same first rows of the
+   chunk. If there is no memory it only counts them. They are filled in from the last: slices that see more of the path
    come before those that see less. */
 static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t id = c->first_slice, end = id + c->n_slices, chain = c->chain, last, first, at, rows;
@@ -5678,14 +5713,14 @@ static void cf__metadata_add_to_call(const cf__metadata_job *job, cf_attention_c
     call->max_seqlen_k = seqs.max_k;
 }
 
-/* Returns the call of the slices that have `depth` other slices above them in the chunk; NULL without memory. */
+/* Returns the call of the slices that have `depth` other slices above them in the chunk; NULL if there is no memory. */
 static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_t depth) {
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
 /* Begins the sequence of slice `id` in the call of its depth. Its keys are those of the slice. Its queries are the rows
-   from slice `next` on that descend from the slice. Rows and keys before them that are in no sequence of this call
-   become sequences without keys or without queries. Until the call has its arrays, only counts these sequences. */
+   from slice `next` on that descend from the slice. Earlier rows and keys that are in no sequence of this call become
+   sequences without keys or without queries. Until the call has its arrays, this only counts sequences. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
@@ -5710,9 +5745,9 @@ static void cf__metadata_close(cf__metadata_job *job, const cf_plan *plan, int64
     cf__metadata_add_to_call(job, call, rows - call->cu_seqlens_q[call->n_seqs], plan->slices[id].length);
 }
 
-/* Lists the calls of depths, in one walk over the slices, which come in preorder. `depth` is that of the previous
-   slice; the first `open` slices on the way down to it have begun a sequence. The walk goes up as often as down, so the
-   time is linear. */
+/* Lists the calls of depths, in one walk over the slices, which are in preorder. `depth` is that of the previous slice;
+   the first `open` slices on the way down to it have begun a sequence. The walk goes up as often as down, so the time
+   is linear. */
 static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t end = c->first_slice + c->n_slices, depth = 0, open = 0, id, at, up, d;
     job->n_depths = 0;
@@ -5727,8 +5762,8 @@ static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan,
     }
 }
 
-/* Gives the calls, whose sequences have been counted, their arrays one after the other. Calls of the path are filled
-   in; the other calls stay empty. */
+/* Places the arrays of the calls one after another; their sequences have been counted. Calls of the path are filled in;
+   the other calls stay empty. */
 static void cf__metadata_place_calls(cf__metadata_job *job) {
     int64_t i, at = 0;
     for (i = 0; i < job->out.n_calls; i++) {
@@ -5745,7 +5780,7 @@ static void cf__metadata_place_calls(cf__metadata_job *job) {
     }
 }
 
-/* Returns 1 if one call of attention is enough: slices that see more than themselves see all rows of the chunk's own
+/* Returns 1 if one call of attention is enough: each slice sees either only itself, or all rows of the chunk's own
    chain. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
@@ -5772,9 +5807,9 @@ static void cf__metadata_add_calls(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. From *child, in
-   doubling steps, searches a slice of this chunk that has just these sequences. If there is none, or slices below `id`
-   are not ordered by sequence, compares sequences. */
+/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. It searches
+   from *child, in doubling steps, for a slice of this chunk with exactly these sequences. If there is none, or slices
+   below `id` are not ordered by sequence, it compares sequences. */
 static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
     const cf_slice *t = plan->slices;
     int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
@@ -5792,8 +5827,8 @@ static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int6
     return from;
 }
 
-/* Sets the targets of a slice's last row: one for each different continuation of its sequences. When sizes are measured
-   there are no arrays yet, and it only counts those beyond the first. */
+/* Sets the targets of a slice's last row: one for each different continuation of its sequences. While sizes are
+   measured there are no arrays yet, and it only counts those beyond the first. */
 static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     int64_t first = s->first, end = first + s->n, child = id + 1, from, next;
@@ -5830,8 +5865,8 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     }
 }
 
-/* Fills in key_ends, from the last slice to the first. Each slice raises the first entry of the slice above it. So that
-   slice knows in time of an end that lies in a slice below. */
+/* Fills in key_ends, from the last slice to the first. Each slice passes its end up to the first entry of the slice
+   above it, which comes later in this order. So every slice knows the ends of the slices below it. */
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int32_t *ends = job->key_ends + job->out.prefix;
     int64_t id, seen = 0;
@@ -5851,7 +5886,7 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     }
 }
 
-/* Adds the rows of a slice. If its sequence ends here, the last row predicts nothing. */
+/* Adds the rows of a slice. If its sequence ends here, the last row has no target. */
 static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     const cf_chain *g = id == c->first_slice && c->chain >= 0 ? &plan->chains[c->chain] : NULL;
@@ -5909,7 +5944,7 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     return CF_OK;
 }
 
-/* Returns the next n items of the block, or NULL without memory. */
+/* Returns the next n items of the block, or NULL if there is no memory. */
 static void *cf__metadata_take(unsigned char *memory, int64_t *used, int64_t n, size_t item_bytes) {
     unsigned char *at = memory != NULL ? memory + *used : NULL;
     *used += n * (int64_t)item_bytes;
@@ -6041,7 +6076,7 @@ typedef struct cf__metadata_rows {
     size_t array_bytes;
 } cf__metadata_rows;
 
-/* Measures the arrays, and places them where there is memory. Every row may have a target. */
+/* Measures the arrays, and places them if there is memory. Every row may have a target. */
 static cf_result cf__metadata_lay_rows(cf__metadata_rows *r, const cf_plan *plan, const cf_metadata_desc *desc,
                                        unsigned char *memory, size_t *bytes, cf_error *error) {
     cf__metadata_job job;
@@ -6127,7 +6162,7 @@ CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadat
     memset(&r.out, 0, sizeof r.out);
     r.first_row[0] = r.first_target[0] = 0;
     for (i = 0; i < plan->n_chunks; i++) {
-        (void)cf_metadata_fill(plan, i, desc, r.arrays, r.array_bytes, &m, NULL); /* its size was found */
+        (void)cf_metadata_fill(plan, i, desc, r.arrays, r.array_bytes, &m, NULL); /* cannot fail: its size was found */
         cf__metadata_add_tokens(&r, &m, tokens, token_bytes);
     }
     r.out.first_row = r.first_row;
@@ -6161,8 +6196,8 @@ CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_so
 
 /* ---- weights of the loss ---- */
 
-/* Returns the set that a sequence belongs to. All targets of a set have the same weight, and the weights of each set
-   have the same total. */
+/* Returns the set to which a sequence belongs. All targets of a set have the same weight, and all sets have the same
+   total weight. */
 static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
     if (d->mean == CF_MEAN_SEQUENCES) return sequence;
     return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
@@ -6229,7 +6264,7 @@ static int64_t cf__model_kinds(const cf_model *model) {
     return model->first_dense > 0 ? 2 * n : n;
 }
 
-/* Returns a kind, with the model's numbers in place of numbers that the kind leaves 0. */
+/* Returns a kind, in which numbers left 0 are replaced by the model's. */
 static cf_layer cf__model_kind(const cf_model *model, int64_t k) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
     cf_layer kind;
@@ -6263,7 +6298,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
     const struct {
         const char *field;
         int64_t value, least, most;
-        const char *needs; /* the text if the kind lacks what the member needs */
+        const char *needs; /* the text if the kind lacks the part that the member needs */
     } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1, NULL},
                    {"kinds.gate", kind->gate, 0, 1, NULL},
                    {"kinds.sinks", kind->sinks, 0, 1, NULL},
@@ -6309,7 +6344,7 @@ static int cf__model_has_experts(const cf_model *model) {
     return 0;
 }
 
-/* Returns whether some kind has projections of Q, K and V, which biases and norms of heads belong to. */
+/* Returns whether some kind has projections of Q, K and V, to which biases and norms of heads belong. */
 static int cf__model_attends(const cf_model *model) {
     int64_t k;
     for (k = 0; model->kinds != NULL && k < model->n_kinds; k++)
@@ -6414,7 +6449,7 @@ static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(model); k++) {
         cf_layer kind = cf__model_kind(model, k);
-        int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp does not divide ffn */
+        int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp need not divide ffn */
         int heads = kind.mixer == CF_MIXER_LATENT || kind.kv_heads % tp == 0 || tp % kind.kv_heads == 0;
         if (kind.heads % tp != 0 || !heads || kind.shared % tp != 0 || (!whole && kind.ffn % tp != 0)) return 0;
     }
@@ -6434,7 +6469,7 @@ static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *pa
                     "must divide tp x dp, and the experts of each kind");
 }
 
-/* Checks the layers of each stage, as given: no stage may be empty, and their sum must be the model's layers. */
+/* Checks the given layers of each stage: no stage may be empty, and their sum must be the model's layers. */
 static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t s, sum = 0;
     for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
@@ -6490,8 +6525,8 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
     return cf__model_resolve(model, parallel, &full, error);
 }
 
-/* Returns the layers of a virtual stage if layers are split evenly: the remainder goes to stages 1, 2, ... and then to
-   0. */
+/* Returns the layers of a virtual stage if layers are divided evenly: the remainder goes to stages 1, 2, ... and then
+   to 0. */
 static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
     int64_t left = layers % n_stages;
     if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
@@ -6506,7 +6541,7 @@ static int64_t cf__model_first_layer(const cf_model *model, const cf_parallel *p
     return first;
 }
 
-/* Sets widths and parameters of attention. Latent parts are whole on each GPU of tensor parallelism. */
+/* Sets widths and parameters of attention. With tensor parallelism, latent parts are whole on each GPU. */
 static void cf__model_set_attention(const cf_model *model, const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, row = kind->latent + kind->rope_dim;
     int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* columns of each head's K and V that are
@@ -6534,8 +6569,8 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
 }
 
 /* Sets widths and parameters of a recurrent layer, as fla, transformers and mamba_ssm build them. q: its queries, as
-   many as its keys. A head is gated by two numbers (delta: decay and rate) or one (mamba2). With kda each channel of
-   keys is gated, through a projection of width head_dim. */
+   many as its keys. A head is gated by two numbers (delta: decay and rate) or one (mamba2). In kda each channel of keys
+   has a gate, through a projection of width head_dim. */
 static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, n = s->heads, mamba = kind->mixer == CF_MIXER_MAMBA2, kda = kind->mixer == CF_MIXER_KDA;
     s->q = s->kv;
@@ -6544,7 +6579,7 @@ static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     s->tail = kind->tail - 1;
     s->snapshot = n * kind->head_dim * kind->value_dim;
     s->effect = mamba ? n : n * kind->head_dim * kind->head_dim;
-    s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* also a block of 64 x 64 per head */
+    s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* plus a block of 64 x 64 per head */
     s->mixer_weights = h * (s->tail_row + 2 * s->out + (mamba || kda ? 1 : 2) * n);
     if (kda) s->mixer_weights += kind->value_dim * (2 * h + s->kv + s->out) - h * s->out;
     s->mixer_vectors = s->tail_row * (kind->tail + mamba) + (mamba ? 3 : 2) * n + (mamba ? s->out : kind->value_dim);
@@ -6604,8 +6639,8 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     return shard;
 }
 
-/* Counts the parameters of a virtual stage. Returns 0 if a count does not fit; widths are bounded, so only the matrices
-   of all layers can be too large. */
+/* Counts the parameters of a virtual stage. Returns 0 if a count does not fit; widths are limited, so only the matrices
+   of all layers together can be too large. */
 static int cf__model_count_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                       cf_parameters *out) {
     cf_shard shard = cf__model_shard(model, parallel, stage, -1);
@@ -6693,7 +6728,7 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     return full;
 }
 
-/* Returns the sum of all parts that can lie in host memory. */
+/* Returns the sum of all parts that can be in host memory. */
 static int cf__memory_may_offload(const cf_parallel *parallel) {
     return CF_OFFLOAD_OPTIMIZER | (parallel->recompute == CF_RECOMPUTE_FULL ? CF_OFFLOAD_CHECKPOINTS : 0) |
            (parallel->zero > 2 ? CF_OFFLOAD_PARAMETERS : 0);
@@ -6735,7 +6770,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 
 /* ---- bytes per token ---- */
 
-/* Returns the bytes per row of the row's copies for its experts. bytes: of one copy. */
+/* Returns the bytes, per row, of the row's copies for its experts. bytes: of one copy. */
 static int64_t cf__memory_dispatched(const cf_memory_desc *desc, const cf_shard *shard, int64_t bytes) {
     int64_t more = desc->parallel.ep > 1 ? desc->parallel.imbalance : 0;
     if (shard->active == 0) return 0;
@@ -6755,7 +6790,7 @@ static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *
     return cf__memory_mlp_rows(desc, shard, shard->mlp_matrices + (desc->unfused && !desc->model->no_gate));
 }
 
-/* Returns the bytes per token that a layer keeps for backward under recomputation `again`. */
+/* Returns the bytes per token that a layer keeps for backward with recomputation `again`. */
 static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
     int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
     int64_t rows = 4 * element * shard->hidden;  /* inputs of two norms, and their outputs */
@@ -6798,7 +6833,8 @@ typedef struct cf__memory_stage_bytes {
 
 /* Adds the state of the layers of one kind. */
 static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, cf__memory_stage_bytes *out) {
-    int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked; /* rows that cross a border */
+    /* rows that are handed on at a border */
+    int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked;
     int64_t rows = cf__min(desc->chunk_size, ends), tail = s->tail * s->tail_row;
     cf_token_bytes *bytes = &out->bytes;
     if (chunked && desc->chunk_size % s->window == 0) rows = ends = 0;
@@ -6901,14 +6937,14 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
 
 /* Sums of a stage over its virtual stages. */
 typedef struct cf__memory_sums {
-    cf_memory_report terms;   /* logits and working each at its peak; parameters, gradients and optimizer are filled in
-                                 later */
+    cf_memory_report terms;   /* logits and working are each at their own peak; parameters, gradients and optimizer are
+                                 filled in later */
     int64_t parameters;       /* number of parameters, without routed experts */
-    int64_t matrices;         /* of these, attention and MLP */
+    int64_t matrices;         /* attention's and MLP's share of these */
     int64_t experts;          /* parameters of routed experts */
     int64_t adapters, expert_adapters; /* parameters of LoRA; expert_adapters: those on routed experts */
     int64_t layer_parameters; /* parameters of the largest layer, but at least the mean of a stage's layers */
-    int64_t kept, carry;      /* bytes of state that never stream; carry: of its gradient */
+    int64_t kept, carry;      /* bytes of state that never stream; carry: of their gradient */
     int64_t layer_row;        /* elements of a row of one layer's K and V */
     int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk, and of outputs of two layers */
     int overflow;             /* 1: something does not fit */
@@ -6930,8 +6966,8 @@ static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_
 }
 
 /* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters. An adapter
-   has the rank times inputs and outputs of its matrix on one GPU. If tensor parallelism divides a matrix's outputs, A
-   is whole on every GPU; otherwise B is. */
+   has rank x (inputs + outputs) parameters, for its matrix on one GPU. If tensor parallelism divides a matrix's
+   outputs, adapter matrix A is whole on every GPU; otherwise B is. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -6988,7 +7024,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
-/* Counts all state that grows with a chain in host memory, and the ring on the device. */
+/* Moves all state that grows with a chain to host memory, and counts the ring on the device. */
 static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
@@ -7003,7 +7039,7 @@ static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums)
     cf__add_product(&terms->host, gradient, 1, overflow);
 }
 
-/* Counts the inputs and outputs of dropped chunks in host memory, except those on their way. */
+/* Moves the inputs and outputs of dropped chunks to host memory, except those in transit. */
 static void cf__memory_move_inputs(cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     cf__add_product(&terms->host, terms->inputs, 1, &sums->overflow);
@@ -7101,7 +7137,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     if (n_reports != full.parallel.pp)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
     for (s = 0; s < n_stages; s++) CF__TRY(cf__memory_check_load(&loads[s], s, error));
-    for (s = 0; s < n_reports; s++) /* nothing is written unless everything can be */
+    for (s = 0; s < n_reports; s++) /* all are written, or none */
         if (!cf__memory_stage(&full, s, loads, &report)) return cf__fail_size(error, "loads");
     for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, &reports[s]);
     return CF_OK;
@@ -7123,8 +7159,8 @@ typedef struct cf__pipe_costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__pipe_costs;
 
-/* Places of passes. A backward is either B, or I and W, so a chunk has four places on each virtual stage: F, R, B or I,
-   and W. */
+/* The passes of a chunk on one virtual stage, here called places: F, R, B or I, and W. A backward is either B, or I and
+   W, so four numbers are enough. */
 enum {
     CF__PIPE_BACK = CF_B, /* B or I */
     CF__PIPE_W,           /* only if backwards are split */
@@ -7247,7 +7283,8 @@ static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* The room of one stage. Once resolved, every member is a number; INT64_MAX means no limit. */
+/* The room of one stage: its limits on chunks, state and bytes. Once resolved, every member is a number; INT64_MAX
+   means no limit. */
 typedef struct cf__pipe_room {
     int64_t chunks, state, bytes;
 } cf__pipe_room;
@@ -7294,7 +7331,7 @@ static int64_t cf__pipe_limit(int64_t given, int64_t otherwise) {
     return limit > 0 ? limit : INT64_MAX;
 }
 
-/* Returns the room of a stage: the given limits or, for those not given, the schedule's. */
+/* Returns the room of a stage: the given limits or, if not given, the schedule's. */
 static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule *schedule, int64_t stage) {
     cf__pipe_room room = cf__pipe_given_room(limits, stage), own = cf__pipe_given_room(&schedule->limits, stage);
     room.chunks = cf__pipe_limit(room.chunks, own.chunks);
@@ -7305,27 +7342,27 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 
 /* ---- the rules: what a pass waits for ----
 
-   The rules are written down here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The
-   validator states them again in its own words, so that a mistake here is seen.) A rule names two passes. {CF_F, CF_F,
-   0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the previous virtual stage. A rule
-   holds if both passes exist. Every chunk has an F and a backward. It also has an R if its activations were dropped.
-   The last `kept` chunks of a chain keep theirs, all others drop them. */
+   The rules are written here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The validator
+   restates them independently, so that a mistake here is found.) A rule names two passes. {CF_F, CF_F, 0, -1,
+   CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the previous virtual stage. A rule holds
+   if both passes exist. Every chunk has an F and a backward. It also has an R if its activations were dropped. The last
+   `kept` chunks of a chain keep theirs, all others drop them. */
 enum {
-    CF__PIPE_KEEPER = CF__PIPE_PLACES, /* makes the activations for the backward: R if the chunk was dropped, otherwise
-                                          F */
-    CF__PIPE_FREER,                    /* frees their slot: B, or W if backwards are split */
-    /* the chunk: 0 is the same one; a minus sign reverses each of these */
+    CF__PIPE_KEEPER = CF__PIPE_PLACES, /* the pass that makes the activations for the backward: R if the chunk was
+                                          dropped, otherwise F */
+    CF__PIPE_FREER,                    /* the pass that frees their slot: B, or W if backwards are split */
+    /* the other chunk of a rule, where 0 is the same chunk; a minus sign reverses each of these */
     CF__PIPE_UP = 1,  /* the chunk that this one continues, if it is the first to do so */
-    CF__PIPE_SIBLING, /* the previous chunk of those that continue the same chunk */
+    CF__PIPE_SIBLING, /* the previous chunk among those that continue the same chunk */
     CF__PIPE_DOWN,    /* the last chunk that continues this one */
     CF__PIPE_NEXT,    /* the next chunk of its chain */
-    CF__PIPE_KEPT_ON  /* `kept` chunks further in its chain; for a chain that keeps nothing, the last chunk that
-                         continues it */
+    CF__PIPE_KEPT_ON  /* the chunk that is `kept` chunks further in its chain; for a chain that keeps nothing, the last
+                         chunk that continues it */
 };
 
 typedef struct cf__pipe_rule {
-    uint8_t place, waits_for; /* a place, or a name from above */
-    int8_t chunks, stages;    /* which chunk, and how many virtual stages further */
+    uint8_t place, waits_for; /* the waiting pass and the other one: a place, or a name from above */
+    int8_t chunks, stages;    /* the other chunk, and how many virtual stages further */
     uint8_t why;              /* a cf_edge_why */
 } cf__pipe_rule;
 
@@ -7346,7 +7383,7 @@ static const cf__pipe_rule cf__pipe_rules[] = {
 
 enum {
     CF__PIPE_MOST_NEEDS = 4, /* maximum passes that one pass waits for, or that wait for one */
-    CF__PIPE_MOST_EDGES = 5  /* maximum rules about one place, not all of which hold for one pass */
+    CF__PIPE_MOST_EDGES = 5  /* maximum rules about one place, not all of which apply to one pass */
 };
 
 /* A pass at the other end of a rule. */
@@ -7357,23 +7394,23 @@ typedef struct cf__pipe_need {
     cf_edge_why why;
 } cf__pipe_need;
 
-/* Returns the place that a rule's name stands for. */
+/* Returns the place for a name in a rule. */
 static int cf__pipe_resolve(int name, int split, int dropped) {
     if (name == CF__PIPE_KEEPER) return dropped ? CF_R : CF_F;
     if (name == CF__PIPE_FREER) return split ? CF__PIPE_W : CF__PIPE_BACK;
     return name;
 }
 
-/* A rule as seen from the pass at one of its ends. */
+/* A rule as seen from one of its two passes. */
 typedef struct cf__pipe_edge {
-    uint8_t place; /* at the other end */
+    uint8_t place; /* of the other pass */
     uint8_t why;
     uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
     int8_t chunks, stages;
 } cf__pipe_edge;
 
 typedef struct cf__pipe_links {
-    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by place at this end */
+    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by place of this pass */
     int n[CF__PIPE_PLACES];
 } cf__pipe_links;
 
@@ -7386,7 +7423,8 @@ typedef struct cf__pipe_unit {
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
 /* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
-   on a virtual stage: v x n + chunk. Arrays of cells are ordered by stage, so that walking a stage walks memory. */
+   on a virtual stage: v x n + chunk. Arrays of cells are ordered by stage, so that walking a stage reads memory in
+   order. */
 typedef struct cf__pipeline {
     const cf_plan *plan;
     const cf_chunk *chunks;
@@ -7405,10 +7443,10 @@ typedef struct cf__pipeline {
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two directions in which a rule is read */
 
-/* Returns 1 if a tensor crosses to another virtual stage between a pass and the one that waits for it. */
+/* Returns 1 if a pass receives a tensor from the pass that it waits for, on another virtual stage. */
 static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
 
-/* Adds one rule to the list of the pass at its near end. */
+/* Adds a rule to the list of the pass from which it is read. */
 static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
     cf__pipe_links *links = &pipe->links[split][way];
     int waiter = rule->place, other = cf__pipe_resolve(rule->waits_for, split, dropped);
@@ -7451,8 +7489,8 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     return pipe;
 }
 
-/* Returns the stage of a virtual stage. The first row, where most are, needs no division. Loops divide 32 bits, several
-   times faster than 64. */
+/* Returns the stage of a virtual stage. The first row, the most frequent, needs no division. Loops divide 32-bit
+   numbers, several times faster than 64-bit ones. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
     if (v < pipe->shape.n_stages) return v;
     if (pipe->shape.placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->shape.n_stages;
@@ -7467,7 +7505,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
     return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
 }
 
-/* Returns the seconds of a compute pass of a chunk on a virtual stage, without moving its state. */
+/* Returns the seconds of a compute pass of a chunk on a virtual stage, without streams, gathers and scans. */
 static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->rows, c->pairs);
@@ -7478,7 +7516,8 @@ static inline double cf__pipe_rate(int pass, double forward, double backward) {
     return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
 }
 
-/* Returns the seconds of a pass beside which rows move: the exposed part, then the longer of the pass and the rest. */
+/* Returns the seconds of a pass during which rows are moved: the exposed share, then the longer of the pass and the
+   rest. */
 static double cf__pipe_beside(double pass, double moved, double part) {
     double exposed = cf__product(moved, part);
     return exposed + cf__most(pass, moved - exposed);
@@ -7515,18 +7554,18 @@ static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
     return cf__pipe_stage(pipe, v) != cf__pipe_stage(pipe, to);
 }
 
-/* Returns the queue of a stage, of its two, for tensors that virtual stage v sends that way. 0: towards later
+/* Returns the queue of a stage, of its two, for tensors that virtual stage v sends in a direction. 0: towards later
    stages. */
 static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
     return (way < 0) != (pipe->shape.placement == CF_PLACEMENT_V && v / pipe->shape.n_stages % 2 == 1);
 }
 
-/* Returns the seconds that boundary activations of a chunk, or their gradient, take from one stage to the next. */
+/* Returns the seconds for sending a chunk's boundary activations, or their gradient, from one stage to the next. */
 static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
     return pipe->timing.latency + cf__product(pipe->timing.seconds_per_token, (double)pipe->chunks[chunk].rows);
 }
 
-/* Returns the seconds of a transfer between two virtual stages, which may lie on one stage. */
+/* Returns the seconds of a transfer between two virtual stages, which may be on one stage. */
 static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
     return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
@@ -7566,8 +7605,8 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? plan->chains[c->chain].n_chunks - 1 - c->index : 0;
 }
 
-/* Walks up the chains that end with a chunk; without backwards, its F is the last to read their state. Returns the
-   first of them (before = -1), the chain after `before`, or -1 at the end. */
+/* Walks up the chains that end with a chunk; in a schedule of forwards alone, its F is the last to read their state.
+   Returns the first of them (before = -1), the chain after `before`, or -1 at the end. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     int64_t first, up;
     if (before < 0) return c->below > 0 ? -1 : c->chain;
@@ -7602,7 +7641,7 @@ static int cf__pipe_keeps(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place == CF_R || (place == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-/* Returns the unit of a chunk, with `kept` of its chunks kept. */
+/* Returns the unit of a chunk, of which `kept` chunks are kept. */
 static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
     const cf_chunk *c = &pipe->chunks[chunk];
     cf__pipe_unit unit;
@@ -7612,8 +7651,8 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* Returns the chunk that a rule's name means, seen from this chunk; -1: none. Only for names that do not depend on how
-   many chunks of the unit are kept. A schedule of forwards alone runs in plan order. */
+/* Returns the other chunk of a rule, as seen from this chunk; -1: none. Only for names that do not depend on how many
+   chunks of the unit are kept. A schedule of forwards alone runs in plan order. */
 static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int name) {
     const cf_plan *plan = pipe->plan;
     const cf_chunk *c = &pipe->chunks[chunk];
@@ -7632,8 +7671,8 @@ static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int na
     return other >= 0 ? other - pipe->first_chunk : -1;
 }
 
-/* Returns the chunk that a rule's name means if it depends on the unit; -1: none. `place`: of the pass at the other
-   end. If no chunk is kept, one slot passes from chunk to chunk, and the last chunk gets it from below the chain. */
+/* Returns the other chunk of a rule if it depends on the unit; -1: none. `place`: of the other pass. If no chunk is
+   kept, one slot passes from chunk to chunk, and the last chunk gets it from below the chain. */
 static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *unit, int64_t chunk, int name,
                                 int place) {
     int64_t i = chunk - unit->first, on = name == CF__PIPE_NEXT || name == -CF__PIPE_NEXT ? 1 : cf__max(unit->k, 1);
@@ -7643,8 +7682,8 @@ static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *u
     return i >= 0 && i < unit->n && cf__pipe_occurs(unit, place, unit->first + i) ? unit->first + i : -1;
 }
 
-/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules. Returns their
-   number. Stages are relative: a rule whose stage lies outside the pipeline does not hold. */
+/* Follows the rules from a pass of a chunk to the other passes, in the order of the rules. Returns their number. Stages
+   are relative: a rule does not apply if its stage is outside the pipeline. */
 static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int place, const cf__pipe_unit *unit,
                            int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_links *links = &pipe->links[split][way];
@@ -7665,8 +7704,8 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
     return n;
 }
 
-/* Finds the passes that a pass waits for, except for slots. Rules of slots come last, and depend on which chunks of the
-   chain are kept. All others only depend on whether this chunk is dropped. */
+/* Finds the passes that a pass waits for, except for slots. Rules about slots come last, and depend on which chunks of
+   the chain are kept. All others only depend on whether this chunk is dropped. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
@@ -7678,8 +7717,8 @@ static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_
 /* ---- tensors that cross virtual stages ----
 
    A chunk has three on each virtual stage: the activations from F, the same activations again from R, and the gradient
-   from B or I. A tensor is named after the place of the pass that makes it, on both sides: the input of an R is the
-   tensor that an R makes. */
+   from B or I. A tensor has the number of the place of the pass that makes it, on both sides: the input of an R is the
+   tensor that the previous R makes. */
 enum { CF__PIPE_TENSORS = CF__PIPE_BACK + 1 };
 
 /* Returns 1 if virtual stage v has a neighbour in that direction. */
@@ -7733,7 +7772,7 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_byt
 }
 
 /* Returns the rows of dK and dV that an action brings into use. A whole chain's rows begin with the backward of its
-   last chunk; or, if other chains continue it, with the F of the first of these, whose backwards come sooner. */
+   last chunk or, if other chains continue it, with the F of the first of these, whose backwards come sooner. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
@@ -7741,7 +7780,7 @@ static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, c
     return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->chains[c->chain].tokens : 0;
 }
 
-/* Adds the chunk and the tokens that an action takes into use at its start. */
+/* Adds the chunk and the tokens whose use begins with an action. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
     if (a->keep) {
@@ -7755,8 +7794,8 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
-/* Returns the rows of state that an F frees if there are no backwards. If its chain ends with it and no other continues
-   the chain: those of the chain, and of the chains above that also end with it. */
+/* Returns the rows of state that an F frees in a schedule of forwards alone. If its chain ends with it and no other
+   continues the chain: those of the chain, and of the chains above that also end with it. */
 static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) {
     int64_t chain = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
     for (; chain >= 0; chain = cf__pipe_ended(pipe->plan, c, chain))
@@ -7765,7 +7804,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
     return rows;
 }
 
-/* Subtracts the tokens that are free once the action has ended. */
+/* Subtracts the tokens that are free after the action. */
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
@@ -7799,7 +7838,8 @@ static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     return CF_OK;
 }
 
-/* Checks the tokens of the rank's chunks: no more than their chains have, and so few that any load can be added up. */
+/* Checks the tokens of the rank's chunks: no more than their chains have, and few enough that any load can be added
+   up. */
 static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
     int64_t id, left = 0, sum = 0;
     int overflow = 0;
@@ -7818,7 +7858,7 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     return CF_OK;
 }
 
-/* Checks the facts that every walk over the lists relies on: the schedule's counts and arrays, and the chunks of its
+/* Checks the facts on which every walk over the lists relies: the schedule's counts and arrays, and the chunks of its
    rank in the plan. passes: the minimum number of passes of each chunk on each virtual stage. */
 static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
     const cf_result bad = CF_ERROR_SCHEDULE;
@@ -7860,8 +7900,8 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
    (cf__schedule_fitting_unit). A unit is a chain or a standalone chunk.
 
    A unit takes room in two ways. From its start to its own backwards it takes state and, in bytes, state with its
-   gradient and the inputs of chunks that it may drop. It takes that whether its chunks are kept or not. Each kept chunk
-   also takes a place, and frees it at the end of its backward.
+   gradient and the inputs of chunks that it may drop, whether its chunks are kept or not. Each kept chunk also takes a
+   place, which is room for a chunk's activations, and frees it at the end of its backward.
 
    `paper`, `1f1b` and `gpipe` are patterns, made here. All stages have the same sequence of forward items: F of every
    chunk, unit by unit, and in pipeline replay the R of dropped chunks. An R is inserted as soon as the first stage can
@@ -7873,9 +7913,10 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 
    Why a pattern cannot deadlock. Later stages never run further ahead than earlier ones. Forward item i waits for item
    i on the previous stage, and for backwards that its own stage takes before i. These backwards wait, on later stages,
-   for items before i. So the index falls each time a backward is passed, and there is no cycle. Units start one after
-   the other, so when an item finds no room, an earlier unit has a backward to run.
-   ================================================================================================================ */
+   for items before i. So the index falls each time that the argument passes a backward, and there is no cycle. Units
+   start one after another, so when an item finds no room, an earlier unit has a backward to run.
+   ================================================================================================================
+   */
 
 CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
 
@@ -7895,8 +7936,8 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
 
 typedef struct cf__pattern_item {
     int32_t chunk;
-    int32_t after;  /* backwards that must have run on the same stage before: an R takes a slot that an earlier backward
-                       frees */
+    int32_t after;  /* backwards that must have run before it on the same stage: an R takes a slot that an earlier
+                       backward frees */
     uint8_t pass, keep;
     uint8_t opens;  /* 1: the first item of its unit */
 } cf__pattern_item;
@@ -7911,7 +7952,7 @@ typedef struct cf__pattern {
     int32_t *backwards;       /* (n) chunks, in the order of their backwards */
     int32_t *need;            /* (n) items that run before each backward; gpipe: all items of its round and of earlier
                                  rounds */
-    int64_t n_followed;       /* backwards whose slot has been given to a replay, if one can take it */
+    int64_t n_followed;       /* number of backwards whose slot has been given to a replay, if any needs it */
 } cf__pattern;
 
 /* Working data for making a schedule. */
@@ -7922,13 +7963,13 @@ typedef struct cf__schedule_maker {
     int64_t most_kept;          /* maximum chunks of one chain kept at once: K, or the longest chain */
     int64_t most_padded;        /* rows of the largest chunk */
     int64_t most_above;         /* maximum bytes, without places, of the chains of a path in a tree */
-    cf__pipe_room most;         /* maximum that a unit takes on a virtual stage if it keeps one chunk */
-    cf__pipe_room all;          /* load of a stage that holds everything */
+    cf__pipe_room most;         /* maximum that a unit takes on a virtual stage while it keeps one chunk */
+    cf__pipe_room all;          /* load of a stage that holds all chunks */
     int bounds_state;           /* 1: chunks are limited, so state is limited by default unless bytes are */
     int64_t bytes_alone;        /* peak bytes if units run one by one */
     /* limits, which may depend on the placement */
     int shares_places;          /* 1: some stage has fewer places than virtual stages. A chunk is then dropped on all of
-                                   them, and replayed on one after the other */
+                                   them, and replayed on one after another */
     cf__pipe_room tightest;     /* limits of the tightest stage, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* upper bound */
@@ -7955,7 +7996,7 @@ static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t 
 }
 
 /* Returns the tokens of state that a stage holds by default on each virtual stage: two longest chains, so that one can
-   come while another goes, plus a chunk for each virtual stage after its first. */
+   start while another ends, plus a chunk for each virtual stage after its first. */
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
     int overflow = 0;
@@ -7975,7 +8016,7 @@ static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t sta
     return asked;
 }
 
-/* Returns a limit, or INT64_MAX if everything fits into it. */
+/* Returns a limit, or INT64_MAX if all chunks fit into it. */
 static int64_t cf__schedule_limit(int64_t limit, int64_t all) { return limit > 0 && limit < all ? limit : INT64_MAX; }
 
 /* Returns the limits of a stage. */
@@ -7995,7 +8036,7 @@ static void cf__schedule_tighten(cf__pipe_room *limits, const cf__schedule_maker
     limits->bytes = cf__min(limits->bytes, own.bytes);
 }
 
-/* Finds shares_places and the tightest limits, after limits have changed. */
+/* Sets shares_places and the tightest limits; call it after limits have changed. */
 static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
@@ -8012,7 +8053,7 @@ static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
 }
 
-/* Returns whether every unit that keeps one chunk finds room on each virtual stage beside the others. */
+/* Returns whether every unit, with one chunk kept, has room on each virtual stage in addition to the others. */
 static int cf__schedule_fits(const cf__schedule_maker *m) {
     return m->tightest.chunks >= 1 && m->tightest.state >= m->most.state && m->tightest.bytes >= m->most.bytes;
 }
@@ -8025,14 +8066,14 @@ static void cf__room_add(cf__pipe_room *room, const cf__pipe_room *more, int64_t
     room->bytes += times * more->bytes;
 }
 
-/* Returns whether `more` fits beside `held`. */
+/* Returns whether `more` fits in addition to `held`. */
 static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, const cf__pipe_room *limits) {
     return held->chunks <= limits->chunks - more->chunks && held->state <= limits->state - more->state &&
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Returns the bytes of a place per row, if bytes are limited: activations minus the input, whose room is taken from the
-   unit's start on. The input is not subtracted if a replay holds both. */
+/* Returns the bytes of a place per row, if bytes are limited: activations minus the input, which the unit takes from
+   its start on. The input is not subtracted if a replay holds both. */
 static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     if (m->tightest.bytes == INT64_MAX) return 0;
@@ -8052,9 +8093,9 @@ static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_un
     return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
-/* Returns what chunk i of a unit takes beside its place. If the last chunk is smaller than the others, a place is too
-   large while it is kept. So the last chunk takes less by that difference, but not less than nothing; the next chunk
-   needs the full place. */
+/* Returns what chunk i of a unit takes in addition to its place. If the last chunk is smaller than the others, a place
+   is too large while it is kept. So the last chunk takes less by that difference, but never less than nothing; the next
+   chunk needs the full place. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *c = &m->pipe.chunks[unit->first + i];
@@ -8065,7 +8106,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places && !m->desc.shape.outputs)
-        input = cf__min(input, bytes->activations); /* not if it must be dropped, or a replay holds both */
+        input = cf__min(input, bytes->activations); /* unless it must be dropped, or a replay holds both */
     if (m->pipe.local) takes.bytes += (is_last ? c->rows : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
         takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->rows) * cf__schedule_row(m));
@@ -8102,7 +8143,7 @@ static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
 }
 
 /* Returns the unit of a chunk. It keeps as many chunks, up to K, as fit on every virtual stage. In a tree this limit
-   holds for a path of chains: chains below use it first, and may leave none for this one. */
+   applies to a path of chains: chains below use it first, and may leave none for this one. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
@@ -8138,7 +8179,7 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
         m->unit_seconds[i] = m->unit_seconds[root];
         m->sorted[i] = (int32_t)i;
     }
-    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first; of equal units the later first */
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first; of equal units the later one first */
     for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
@@ -8173,7 +8214,7 @@ static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk,
 
 /* ---- units one by one ---- */
 
-/* A stage that runs units one by one, and what it holds. schedule: written to, unless NULL. */
+/* A stage that runs units one by one, and its load. schedule: written to, unless NULL. */
 typedef struct cf__alone {
     const cf__schedule_maker *maker;
     cf_schedule *schedule;
@@ -8203,13 +8244,13 @@ static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int ke
 }
 
 /* Runs all units in plan order, each to its end before the next begins. In a tree a unit's backwards come after those
-   of the units that continue it. One chunk is kept at a time: the last forward of a unit, on its last row. All others
-   are dropped, and each is replayed right before its backward. Examples: a unit of three chunks, and a unit of two
-   chunks on two rows:
+   of the units that continue it. One chunk is kept at a time: the last forward of a unit, on its last row of virtual
+   stages. All others are dropped, and each is replayed directly before its backward. Examples: a unit of three chunks,
+   and a unit of two chunks on two rows:
 
        F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' F2 F2' B2' R2 B2 R1' B1' R1 B1
 
-   No schedule needs less room for chunks; wherever one chunk fits, so does this schedule. */
+   No schedule needs less room for chunks; wherever one chunk fits, this schedule does as well. */
 static void cf__alone_run(cf__alone *alone) {
     const cf__pipeline *pipe = &alone->maker->pipe;
     int64_t rows = alone->maker->desc.shape.n_virtual, i, row, first, chain;
@@ -8272,15 +8313,16 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
 }
 
-/* Returns the chain whose last child begins with this chunk. That chain's backwards can run once the child's have run.
-   NULL: none. */
+/* Returns the chain whose last child begins with this chunk. Its backwards can run once the child's have run. NULL:
+   none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = m->pipe.chunks[chunk].index > 0 ? -1 : cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_DOWN);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
 /* Adds the backwards that a unit's forwards made possible: in local replay all, otherwise those of kept chunks. If
-   that was all of them and the unit is its parent chain's last child, goes on with the parent, and so on upward. */
+   these were all of its backwards and the unit is its parent chain's last child, it continues with the parent, and so
+   on upward. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -8291,8 +8333,9 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
 }
 
 /* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that chunk was
-   dropped. That chunk's R is due once the first stage, `ahead` items in front of the last, can have run this backward.
-   A chain that keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
+   dropped. The R of that chunk is due once the first stage, `ahead` items in front of the last, can have run this
+   backward. A chain that keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not
+   due yet. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
@@ -8321,7 +8364,7 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* Returns the room that the chains above a unit in its tree hold: their state and, if places is 1, also the chunks that
+/* Returns the room held by the chains above a unit in its tree: their state and, if places is 1, also the chunks that
    each keeps. */
 static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
@@ -8344,12 +8387,12 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     for (; begin < pattern->n_backwards; begin++) pattern->need[begin] = (int32_t)pattern->n_items;
 }
 
-/* Adds all units with their replays. gpipe: a round ends if the next unit does not find room beside the others. */
+/* Adds all units with their replays. gpipe: a round ends if the next unit has no room in addition to the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
     /* Under a limit on bytes or state, a unit may have to wait until earlier units free memory. So all replays of
-       earlier units come before it; otherwise it would wait for ever. */
+       earlier units come before it; otherwise it would wait forever. */
     int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
     cf__pipe_room used = {0, 0, 0};
     int64_t i, begin = 0;
@@ -8379,15 +8422,16 @@ static void cf__pattern_build(cf__schedule_maker *m) {
 /* The progress of a stage through the pattern. */
 typedef struct cf__pattern_merge {
     int64_t stage;
-    cf__pipe_room limits; /* of this stage and all earlier ones: no stage may run further ahead than these */
+    /* limits of this stage and all earlier ones: no stage may run further ahead than an earlier one */
+    cf__pipe_room limits;
     cf__pipe_room held;
     int64_t i, j;         /* next item, next backward */
     cf__pipe_room takes;  /* room that the next item takes */
 } cf__pattern_merge;
 
 /* Returns whether a stage takes its next forward item: its next backward needs the item, or the stage may run ahead.
-   The first item of a unit takes everything that the unit needs beside its places. An item that keeps activations takes
-   a place. */
+   The first item of a unit takes all room of the unit except its places. An item that keeps activations takes a
+   place. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
@@ -8407,9 +8451,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* Writes the next backward. In local replay R comes right before B. It takes the slot that the previous backward freed:
-   one of its own chain, or if that keeps nothing, of the last chain below it. With forwards_first each R takes its own
-   slot, which is not counted. */
+/* Writes the next backward. In local replay R comes directly before B. It takes the slot that the previous backward
+   freed: one of its own chain or, if that keeps nothing, of the last chain below it. With forwards_first each R takes
+   its own slot, which is not counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
@@ -8448,7 +8492,7 @@ static void cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule
 
 /* ---- checking the options ---- */
 
-/* Checks that the bytes of all chunks at once, each as large as the largest, fit into 64 bits. */
+/* Checks that the bytes of all chunks together, each as large as the largest, fit into 64 bits. */
 static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_held_bytes *bytes,
                                           cf_error *error) {
     int64_t i, most = 0, per_token = 0, sum;
@@ -8475,7 +8519,7 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
 }
 
 /* Refuses plans with cp groups: their ranks must run passes in the same order, which only one list for all of them
-   promises. */
+   guarantees. */
 static cf_result cf__schedule_check_cp_groups(const cf_plan *plan, cf_error *error) {
     int64_t i;
     for (i = 0; i < plan->n_chains; i++)
@@ -8516,8 +8560,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
-/* Refuses limits that are too small even for units one by one. The error says how much these need, and on which
-   stage. */
+/* Refuses limits that are too small even for units one by one. The error gives their need, and the stage. */
 static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
@@ -8530,7 +8573,7 @@ static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* Measures what limits are compared with: everything at once, and the longest chain. */
+/* Measures the numbers that limits are compared with: the load of all chunks, and the longest chain. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t i, s;
@@ -8558,7 +8601,7 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 }
 
 /* Returns the bytes that a unit takes with one place, plus those of the chains above it. *above: bytes of these chains.
-   It includes the unit's own while other units continue it, and is 0 again at the end of a tree. */
+   It includes the unit's own bytes while other units continue it, and is 0 again at the end of a tree. */
 static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *above) {
     const cf_plan *plan = m->pipe.plan;
     const cf_chunk *last = &m->pipe.chunks[unit->first + unit->n - 1];
@@ -8584,7 +8627,7 @@ static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
     return alone.most_bytes;
 }
 
-/* Counts units and actions; refuses limits that not even units one by one can keep. */
+/* Counts units and actions; refuses limits that even units one by one exceed. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, per_stage, above = 0;
     int drops_all = 1; /* all chunks are dropped, or may be */
@@ -8632,7 +8675,7 @@ static void cf__schedule_mark_limits(const cf__schedule_maker *m, cf_limits *lim
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__pipe_room asked = cf__schedule_asked(m, s);
-        if (asked.chunks > 0) limits->chunks_by_stage = &m->most_kept; /* any pointer but NULL */
+        if (asked.chunks > 0) limits->chunks_by_stage = &m->most_kept; /* any pointer except NULL */
         if (asked.state > 0) limits->state_by_stage = &m->most_kept;
         if (asked.bytes > 0) limits->bytes_by_stage = &m->most_kept;
         if (asked.bytes > 0) limits->per_token = m->desc.limits.per_token;
@@ -8644,7 +8687,7 @@ static void cf__schedule_put_limit(const int64_t *limits, int64_t stage, int64_t
     if (limits != NULL) ((int64_t *)limits)[stage] = limit > 0 && limit < INT64_MAX ? limit : 0;
 }
 
-/* Writes the limits of a stage into those arrays that exist. */
+/* Writes the limits of a stage into the arrays that exist. */
 static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf__pipe_room *room) {
     cf__schedule_put_limit(schedule->limits.chunks_by_stage, stage, room->chunks);
     cf__schedule_put_limit(schedule->limits.state_by_stage, stage, room->state);
@@ -8652,7 +8695,7 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
 }
 
 /* Returns whether chunks can be taken in rounds of n_stages chunks. The number of chunks must be divisible by n_stages,
-   no chunk may be in a chain, no limit may stand in the way, and virtual stages must lie in loops. */
+   no chunk may be in a chain, no limit may prevent it, and virtual stages must be placed in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
            m->pipe.plan->order == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
@@ -8671,8 +8714,7 @@ static void cf__schedule_put_in_round(const cf__schedule_maker *m, cf_schedule *
 }
 
 /* Writes Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): stage s runs 2 x (n_stages - 1 - s) + (n_virtual - 1)
-   x n_stages forwards ahead. Forwards alone come in the same order; since all stages keep to it, no stage waits for
-   ever. */
+   x n_stages forwards ahead. Forwards alone come in the same order on all stages, so no stage waits forever. */
 static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, total = m->pipe.n * rows, s, i;
     schedule->n_actions = schedule->first[0] = 0;
@@ -8688,10 +8730,11 @@ static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *
 /* ================================================================================================================
    >>clock    when each action of a schedule runs
 
-   Each stage runs its list until it has to wait for another stage. It is visited again once that stage has passed
-   something to it. The order of visits changes no time. Each list by itself is known to be in order (>>check has walked
-   it, or the library has written it). Lists that wait for each other for ever are found here.
-   ================================================================================================================ */
+   Each stage runs its list until it has to wait for another stage. It is visited again once that stage has sent
+   something to it. The order of visits does not change any time. Each list alone is known to be in order (>>check has
+   walked it, or the library has written it). Lists that wait for each other forever are found here.
+   ================================================================================================================
+   */
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
@@ -8742,7 +8785,7 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
     return begin;
 }
 
-/* Passes the result of a pass to the virtual stage that takes it. If that stage kept the activations of its F, it does
+/* Sends the result of a pass to the virtual stage that takes it. If that stage kept the activations of its F, it does
    not take the result of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
                               double made) {
@@ -8769,7 +8812,8 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     double start = clock->free_at[stage], end;
     if (cf__pipe_leads(pipe, way, a->stage)) {
         int64_t from = a->stage + way;
-        int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage; /* by an earlier RECV in the list */
+        /* an earlier RECV in the list received it */
+        int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage;
         if (!is_received && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
         start = cf__most(start, clock->arrival[place][cell]);
     }
@@ -8821,7 +8865,7 @@ static void cf__clock_advance(cf__clock *clock, int64_t stage) {
     clock->next[stage] = id;
 }
 
-/* Notes which passes are in lists that >>check has not walked. */
+/* Records which passes are in lists that >>check has not walked. */
 static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t i;
@@ -8832,7 +8876,7 @@ static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     }
 }
 
-/* Fills in start and end. Looks at each action once. */
+/* Fills in start and end. Reads each action once. */
 static void cf__clock_run(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
@@ -8853,7 +8897,7 @@ static void cf__clock_run(cf__clock *clock) {
     }
 }
 
-/* Returns the action that waits for ever on the first stage that has not reached the end of its list; -1: all have. */
+/* Returns the action that waits forever on the first stage that has not reached the end of its list; -1: all have. */
 static int64_t cf__clock_stuck(const cf__clock *clock) {
     int64_t s;
     for (s = 0; s < clock->pipe->shape.n_stages; s++)
@@ -8865,7 +8909,8 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    how long a schedule must take
 
    A bound is a time that no schedule accepted by cf_schedule_validate can beat, no matter which chunks it drops and in
-   which order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
+   which order its stages run. There are two: the critical path and the stage load. Both are computed from heads and
+   tails.
 
    Heads and tails. A pass waits for others, these for others again, and transfers take time. The longest such sequence
    that leads to a pass is its head: the pass cannot begin sooner. The longest sequence that follows it is its tail: the
@@ -8878,20 +8923,21 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 
    The stage load: a stage runs one pass at a time. So it needs the seconds of all of its passes, plus the smallest of
    their heads and the smallest of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds
-   for any subset of its passes. Passes that come late, or have much behind them, may need longer than all together. So
-   the bound looks, for each pass, at all passes whose head is at least its own, and does the same with tails.
+   for any subset of its passes. A subset of late passes, or of passes with long tails, may give more than all together.
+   So the bound takes, for each pass, all passes whose head is at least its own, and does the same with tails.
 
-   A bound must count only what every schedule must do. K is the maximum of chunks of a chain that are kept; a schedule
+   A bound may count only what every schedule must do. K is the maximum of chunks of a chain that are kept; a schedule
    may keep fewer. If no stage can keep two chunks of a chain, all of its chunks except the last are dropped, and their
-   replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work.
-   ================================================================================================================ */
+   replays are on the paths. Otherwise only the minimum number of replays is known, and these count as work.
+   ================================================================================================================
+   */
 
 enum { CF__BOUNDS_EITHER = 2 };
 
 /* Heads and tails of all passes, by their place. W has them only if backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
-    int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is I and W or B, whichever takes less */
+    int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each may be I and W or B, whichever takes less */
     int64_t kept; /* number of chunks that a chain keeps: its last ones */
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
@@ -8903,8 +8949,8 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of all passes. A backward that may be B or I + W gets a lower bound of both: its first
-   part, the gradient of the inputs, takes min(I, B), and the whole takes min(B, I + W). */
+/* Fills in the seconds of all passes. A backward that may be B or I + W gets a lower bound of both: its first part, the
+   gradient of the inputs, takes min(I, B), and the whole takes min(B, I + W). */
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i, cell = 0;
@@ -8928,8 +8974,8 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
 }
 
 /* Finds the heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one chunk's passes at one place, on all virtual
-   stages. They follow from those of the passes at the other ends of the rules. The rule between neighbouring virtual
-   stages comes last, because it continues from the neighbour's result. */
+   stages, from those of the other passes of the rules. The rule between neighbouring virtual stages comes last, because
+   it continues from the neighbour's result. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8999,16 +9045,15 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
     return paths->kept == 1 && cf__pipe_after(paths->pipe->plan, &paths->pipe->chunks[chunk]) > 0;
 }
 
-/* Adds the minimum replays of a chain on virtual stage v, where it keeps at most k > 1 chunks at once. When the
+/* Adds the minimum replays of a chain on virtual stage v, where it keeps at most k > 1 chunks at a time. When the
    backward of its chunk j begins (counted from 1), chunk j is kept, and at most k - 1 chunks before it. So at least j -
    k chunks still need a replay. With five chunks and k = 2:
-   - k chunks still need a replay. With five chunks and k = 2:
 
        B5  three replays to come  B4  two  B3  one  B2  B1
 
    So one replay comes after B of chunk k + 1, another after B of chunk k + 2, and so on; their chunks are unknown. But
    all replays come before B1, and the last t replays take at least as long as the t cheapest. So the cheapest replays
-   can stand for the real ones in every sum over jobs behind some head. */
+   can replace the real ones in every sum over jobs behind some head. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
@@ -9136,13 +9181,13 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    >>dispatch    schedules by simulated time
 
    Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy prefers. So every
-   choice is made with what is known at that moment.
+   choice is made with the facts of that moment.
 
-   A pass is ready when everything that it needs by the rules of >>pipeline has arrived. `missing` counts the things
-   that it still waits for; each pass that is taken supplies the passes that wait for it. Ready passes lie in queues of
-   their stage. Forwards go in the order of units, other passes by the longest way to the end of the schedule. Backwards
-   go first, because they free places. But if the next stage would run out of work, a forward feeds it first (the lead).
-   W goes when nothing else can, or when the next forward needs its place.
+   A pass is ready when all its inputs by the rules of >>pipeline have arrived. `missing` counts those that it still
+   waits for; a pass that is taken supplies the passes that wait for it. Ready passes are in queues of their stage.
+   Forwards go in the order of units, other passes by the longest way to the end of the schedule. Backwards go first,
+   because they free places. But if the next stage would run out of work, a forward feeds it first (the lead). W goes
+   when nothing else can, or when the next forward needs its place.
 
    Room. Forwards run even if there is no place for their activations. Afterwards the kept chunk whose backward is
    furthest off loses its place (eviction, by Belady's rule). Keeping cost its forward no time, so the only change is a
@@ -9151,15 +9196,14 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
        stage 0   F1 F2 .  .  B1 B1 R2 B2 B2      F2 finds no place. B2 is further off than B1, so chunk 2 is dropped
        stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has freed
 
-   A replay is called just in time for its backward, or sooner if the stage would be idle. On one row of virtual stages
-   only replays wait for places, and only until gradients arrive that are on their way. On several rows a candidate may
-   get stuck; then units run one by one. A dropped chunk leaves its input on the stage. The inputs of a chain have no
-   more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two per virtual stage of
-   the pipeline, then drops no more.
+   A replay is started just in time for its backward, or sooner if the stage would be idle. On one row of virtual stages only replays wait for places, and only until gradients arrive that are already in
+   transit. On several rows a candidate may get stuck; units then run one by one. A dropped chunk leaves its input on
+   the stage. The inputs of a chain have no more tokens than its state. Inputs of standalone chunks are counted: a stage
+   keeps at most two per virtual stage of the pipeline, then drops no more.
 
    A unit starts on a virtual stage when there is room there for its state. If bytes are limited, it also needs the
-   bytes that it takes even if its chunks are dropped. Its backwards free both. In a plan with trees, units start in
-   order on every virtual stage. So a unit that waits for room waits only for units that have all they need.
+   bytes that it takes even with all chunks dropped. Its backwards free both. In a plan with trees, units start in order
+   on every virtual stage. So a unit that waits for room waits only for units that have all they need.
 
    Turns are for fixed kinds, and for split backwards that fill a pipeline (ZB-H1, ZB-V). A stage first takes a number
    of forwards, `turns` on the first stage, and from then on one backward for each forward. A unit starts only when
@@ -9170,21 +9214,23 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 
    Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v. Its backward comes back there later,
    by one beat for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages
-   chunk 0 begins at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under
-   way.
+   chunk 0 begins at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are in
+   progress.
 
-   Split backwards keep strictly to that order, because W fills the gaps. Whole backwards go as soon as they can, but
-   under a limit no virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0
+   Split backwards follow that order strictly, because W fills the gaps. Whole backwards go as soon as they can, but
+   under a limit no virtual stage has more chunks in progress than its beats allow. With the beat above, virtual stage 0
    of four has at most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: beats that
    lead to a later stage count twice.
-   ================================================================================================================ */
+   ================================================================================================================
+   */
 
 typedef struct cf__dispatch_policy {
     int split;     /* backwards are split into I and W */
-    int64_t turns; /* above 0: forwards and backwards take turns once the first stage is this many forwards ahead */
-    double beat;   /* above 0: passes go by their beats, each virtual stage this many chunks after the one before it */
+    int64_t turns; /* above 0: forwards and backwards alternate once the first stage is this many forwards ahead */
+    /* above 0: passes go by their beats; each virtual stage begins this many chunks after the previous one */
+    double beat;
     int steep;     /* in a V, beats to a later stage count twice; 2: backwards also begin 2.5 beats later */
-    int starves;   /* no forward goes before a backward to feed the next stage */
+    int starves;   /* 1: no forward goes before a backward to feed the next stage */
 } cf__dispatch_policy;
 
 enum {
@@ -9192,12 +9238,12 @@ enum {
     CF__DISPATCH_TAKEN = -1,       /* in `missing`: the pass has been taken */
     CF__DISPATCH_AHEAD = 2,        /* a stage with a backward to run gets at most this many forwards ahead of the next
                                       stage */
-    CF__DISPATCH_INPUTS = 2        /* inputs of dropped standalone chunks that a stage keeps at most, per virtual stage
-                                      of the pipeline */
+    CF__DISPATCH_INPUTS = 2        /* most inputs of dropped standalone chunks that a stage keeps, per virtual stage of
+                                      the pipeline */
 };
 
-/* A forward goes before a backward while the next stage has less work than this factor times the work that this stage
-   has. So the next stage need not wait. Several rows divide the factor equally. */
+/* A forward goes before a backward while the next stage has less work than this factor times this stage's work, so that
+   the next stage need not wait. Several rows divide the factor equally. */
 static const double cf__dispatch_lead = 1.5;
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
@@ -9212,7 +9258,7 @@ enum {
     CF__DISPATCH_COMING = 0, /* passes that will be ready, by the time at which they will be */
     CF__DISPATCH_PLAN,       /* if the order is strict: all forwards and backwards in that order, ready or not */
     CF__DISPATCH_KEPT,       /* kept cells, the one whose backward is furthest off first */
-    CF__DISPATCH_DROPPED,    /* cells whose replay has not been called, the one whose backward comes next first */
+    CF__DISPATCH_DROPPED,    /* cells whose replay has not been started, the one whose backward comes next first */
     CF__DISPATCH_BEGUN,      /* the first of four queues of ready passes, one for each place, by urgency */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -9229,11 +9275,11 @@ typedef struct cf__dispatch_queue {
 /* The state of one stage during dispatch. */
 typedef struct cf__dispatch_worker {
     double free_at;
-    double ready;               /* seconds of the passes that it could take, or that are on their way to it */
+    double ready;               /* seconds of the passes that it could take, or that will soon be ready */
     double left;                /* seconds of the passes that it has not taken, plus the smallest tail of its passes */
     double link_free[2];
-    cf__pipe_room room;         /* chunks and bytes that it has left */
-    int64_t free_bytes;         /* bytes that it would have left if no chunk were kept */
+    cf__pipe_room room;         /* chunks and bytes that are still free */
+    int64_t free_bytes;         /* bytes that would be free if no chunk were kept */
     int64_t n_forwards;         /* forwards taken */
     int64_t n_ahead;            /* forwards without a backward yet, of chunks that are not dropped */
     int64_t n_dropped;          /* standalone chunks that were dropped and have had no backward yet */
@@ -9244,7 +9290,7 @@ typedef struct cf__dispatch_worker {
 
 /* The state of one virtual stage during dispatch. */
 typedef struct cf__dispatch_row {
-    int64_t state;     /* tokens of state for which there is room */
+    int64_t state;     /* tokens of state that are still free */
     int32_t n_started; /* units that have started there; in plans with trees they start in order */
     int32_t n_open;    /* chunks that have run forward there but not backward */
 } cf__dispatch_row;
@@ -9261,20 +9307,20 @@ typedef struct cf__dispatch {
     double *place;        /* (n) number of chunks in the units before each chunk's */
     double *back;         /* index of its backward, from 1 on, in the order in which backwards become possible */
     int64_t longest;      /* chunks of the longest unit */
-    int8_t *missing;      /* (passes) number of things that a pass still waits for */
+    int8_t *missing;      /* (passes) number of inputs that a pass still waits for */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower, the more urgent */
     double *furthest;     /* (cells) the lower, the further off its backward: keys of the heaps of kept cells */
     double *nearest;      /* (cells) furthest, negated: keys of the heaps of dropped cells */
-    int follows;          /* `urgency` is preset: forwards and backwards follow its order */
+    int follows;          /* 1: `urgency` is preset, and forwards and backwards follow its order */
     double now, give_up_at;
     double least;         /* a lower bound of the makespan */
     int64_t n_left;       /* passes, except R, that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v) stage of each; faster to look up than to divide by the number of stages */
     int32_t *row_of;      /* (n_v) row of each: its index among its stage's virtual stages */
-    double *wake;         /* (n_leaves) when to look at the stage again */
-    int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
+    double *wake;         /* (n_leaves) when to visit the stage again */
+    int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to visit next */
     int64_t n_leaves;     /* n_stages, rounded up to a power of 2; leaves past n_stages never wake */
     double makespan;
 } cf__dispatch;
@@ -9321,7 +9367,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
 
 /* ---- stages that wait ---- */
 
-/* Sets when a stage is to be looked at again. Of equal times the lower stage comes first. */
+/* Sets when a stage is to be visited again. Of equal times the lower stage comes first. */
 static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     int64_t node = (d->n_leaves + stage) / 2;
     d->wake[stage] = when;
@@ -9353,7 +9399,7 @@ static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t 
     return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
 }
 
-/* Returns the unit of a chunk as it is on virtual stage v. */
+/* Returns the unit of a chunk in its present form on virtual stage v. */
 static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int64_t v) {
     cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
     int32_t kept = *cf__dispatch_kept(d, chunk, v);
@@ -9374,9 +9420,9 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
                       d->urgency);
 }
 
-/* Gives a pass of virtual stage v one of the things that it waits for, at the time `when`. If that was the last one,
-   the pass goes to its stage; if the stage is busy until then, it is a choice at once. A backward that now waits only
-   for its replay calls the replay, in time to end when everything else has arrived. */
+/* Supplies a pass of virtual stage v with one of the inputs that it waits for, at the time `when`. If that was the last
+   one, the pass goes to its stage's queue; if the stage is busy until then, it is a choice at once. If a backward now
+   waits only for its replay, the replay is started in time to end when the other inputs have arrived. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9397,7 +9443,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts the things that each pass of a unit waits for if it keeps everything. */
+/* Counts the inputs that each pass of a unit waits for if all chunks are kept. */
 static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     cf__pipe_unit counted = *unit;
@@ -9433,7 +9479,7 @@ static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     return (double)(last + most + 1 + steps * (d->policy.split ? 1 : 2)) + (d->policy.steep == 2 ? 2.5 : 0);
 }
 
-/* Returns the time of a pass in beats. Chunks begin one step after the other. A unit's forwards go in order. Its
+/* Returns the time of a pass in beats. Chunks begin one step after another. A unit's forwards go in order. Its
    backwards go in reverse, and start as many steps later as the longest unit has chunks. Each step from one virtual
    stage to the next counts as policy.beat chunks. W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
@@ -9449,7 +9495,7 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
 }
 
 /* Returns the urgency of a pass; the lowest goes first. Forwards go in the order of units, all other passes by the
-   longest way to the end. If d->follows, the urgency is already set. */
+   longest way to the end. If d->follows, the urgency is preset. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.beat > 0) return cf__dispatch_beat(d, place, chunk, v);
@@ -9499,11 +9545,11 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     }
 }
 
-/* Returns the places that must be free when a unit starts: with turns, one for each chunk that it keeps. Otherwise one,
+/* Returns the places that must be free when a unit starts: with turns, one for each chunk that it keeps; otherwise one,
    which eviction can free. */
 static int64_t cf__dispatch_places(const cf__dispatch *d, int64_t k) { return d->policy.turns > 0 ? k : 1; }
 
-/* Sets the place of each chunk of a unit in the order, and numbers the backwards that become possible with the unit.
+/* Sets the position of each chunk of a unit in the order, and numbers the backwards that the unit makes possible.
    before: number of chunks before the unit. A backward of a later row is nearer, by the stages of the earlier rows. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
     cf__pipe_room takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
@@ -9578,8 +9624,8 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     return -1;
 }
 
-/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. I alone frees no place. So with
-   split backwards the replay also waits for the W after which its chain keeps fewer chunks than it may. */
+/* Makes the backward of a dropped cell wait for a replay, and the replay wait to be started. I alone frees no place. So
+   with split backwards the replay also waits for a W, after which its chain keeps fewer chunks than it may. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int64_t behind = cf__max(unit->k, 1);
@@ -9608,7 +9654,7 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     }
 }
 
-/* Returns whether a stage has a place for a chunk of the unit, or can make one by eviction. */
+/* Returns whether a stage has a place for a chunk of the unit, or can free one by eviction. */
 static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     const cf__pipe_room *room = &d->workers[stage].room;
     return (room->chunks >= 1 && room->bytes >= cf__schedule_place(d->maker, unit)) ||
@@ -9625,9 +9671,9 @@ static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Returns the number of chunks that a unit may keep on virtual stage v beside the chains below it: all that its path
-   may keep, once those chains have run backward there. 0: they still need places, because their last backward there
-   waits for more than the next stage. */
+/* Returns the number of chunks that a unit may keep on virtual stage v in addition to the chains below it: all that its
+   path may keep, once those chains have run backward there. 0: they still need places, because their last backward
+   there waits for more than the next stage. */
 static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
@@ -9641,10 +9687,10 @@ static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit 
     return cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&below, child - below.first) ? CF_R : CF_F) ? k : 0;
 }
 
-/* Calls a replay early if a stage would otherwise be idle and has a spare place: the replay whose backward comes next.
+/* Starts a replay early if a stage would otherwise be idle and has a spare place: the replay whose backward comes next.
    If virtual stages share places, one more stays free, because that backward may wait for a replay of another row. All
    forwards of the unit must have run, and it must keep fewer chunks than it may. Returns whether a replay was
-   called. */
+   started. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
@@ -9663,7 +9709,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     behind = chunk + cf__dispatch_may_keep(d, most, v);
     if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || behind == chunk) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
-        return 0; /* with split backwards it may have been called already, and wait for that W */
+        return 0; /* with split backwards it may already have been started, and wait for that W */
     if (!cf__dispatch_may_replay(d, stage, replay)) return 0;
     cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
@@ -9679,8 +9725,8 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, *link_free);
 }
 
-/* Supplies the passes that wait for a pass which ends at `end`. Follows the rules as if everything were kept: only a
-   backward waits for its replay, and replays wait to be called. */
+/* Supplies the passes that wait for a pass which ends at `end`. Follows the rules as if all chunks were kept: only a
+   backward waits for its replay, and replays wait to be started. */
 static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v, double end) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
@@ -9709,8 +9755,8 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     cf__dispatch_evict(d, stage);
 }
 
-/* Frees the place of a chunk and the bytes that it takes beside it. If backwards are split, W frees all bytes, and a
-   replay may have waited for that W. */
+/* Frees the place of a chunk and its bytes besides the place. If backwards are split, W frees all bytes, and a replay
+   may have waited for that W. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9758,23 +9804,23 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
 
 /* ---- choosing a pass ---- */
 
-/* Returns the more urgent of two passes, or the first if they are equally urgent; -1 stands for no pass. */
+/* Returns the more urgent of two passes, or the first if they are equally urgent; -1 means no pass. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
 /* Returns whether a stage has as many forwards ahead of its backwards as its turns allow: policy.turns on the first
-   stage, one fewer on each stage after it or, with several rows, two fewer. In a V all stages have the same number. */
+   stage, one fewer on each later stage or, with several rows, two fewer. In a V all stages have the same number. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t less = d->pipe->shape.n_virtual == 1 ? stage : 2 * stage;
     if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
     return d->workers[stage].n_ahead >= cf__max(d->policy.turns - less, 1);
 }
 
-/* Returns the room that a unit must leave for later rows when it starts on virtual stage v. Per row: the room of a unit
-   (in trees, of a path) minus the room that the path already holds. A strict order leaves none, because it says what
-   comes first. */
+/* Returns the room that a unit must leave for later rows when it starts on virtual stage v. Per row it is the room of a
+   unit (in trees, of a path) minus the room that the path already holds. A strict order leaves none, because it
+   determines which pass comes first. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9784,17 +9830,17 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     for (; row < end && d->pipe->plan->order != NULL; row++) {
         int64_t u = d->rows[cf__pipe_at(d->pipe, row, stage)].n_started;
         cf__pipe_room above;
-        if (CF__NEVER(u >= m->n_units)) break; /* a later row has started no more units than this one */
+        if (CF__NEVER(u >= m->n_units)) break; /* a later row has never started more units than this one */
         above = cf__pattern_held_above(m, &m->units[u], d->policy.turns > 0);
         cf__room_add(&leaves, &above, -1);
     }
     return leaves;
 }
 
-/* Returns whether a unit can start on virtual stage v. It needs bytes for itself and one place. With trees, all units
-   before it must have started. For a standalone chunk that cannot be dropped, that place must already be free. (Its
-   backward follows at once on the last virtual stage, so there it is not dropped.) With turns all places must be free.
-   With beats, whole backwards and a limit, no virtual stage may have more chunks under way than its beats allow. */
+/* Returns whether a unit can start on virtual stage v. It needs its bytes and one place. With trees, all units before
+   it must have started. For a standalone chunk that cannot be dropped, that place must already be free. (Its backward
+   follows at once on the last virtual stage, so there it is not dropped.) With turns all places must be free. With
+   beats, whole backwards and a limit, no virtual stage may have more chunks in progress than its beats allow. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
@@ -9816,7 +9862,8 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
            cf__dispatch_has_place(d, stage, unit);
 }
 
-/* Returns the forward to take next: of a unit that has started, or the first one of a row that may start; -1: none. */
+/* Returns the forward to take next: of a unit that has started, or the first forward of a unit that may start on its
+   row; -1: none. */
 static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
@@ -9832,7 +9879,7 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     return best;
 }
 
-/* Returns the forward or backward whose turn it is if their order is strict; -1: all have been taken. */
+/* Returns the forward or backward that is next in a strict order; -1: all have been taken. */
 static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *worker) {
     int32_t due;
     while ((due = cf__dispatch_top(worker, CF__DISPATCH_PLAN)) >= 0 && d->missing[due] == CF__DISPATCH_TAKEN)
@@ -9840,10 +9887,10 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Returns whether a stage stays idle instead of running a pass, because a better pass comes soon and the wait makes
-   nothing longer. If it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass
-   waits for up to half of its own time: any pass for a backward, and a W for any other pass. Only for split backwards,
-   whose W fill the gaps. */
+/* Returns whether a stage stays idle instead of running a pass, because a better pass comes soon and the wait delays
+   nothing else. If it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass waits
+   for up to half of its own time: any pass for a backward, and a W for any other pass. Only for split backwards, whose
+   W fill the gaps. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int place = cf__dispatch_place(id), strict = cf__dispatch_is_strict(d), is_weight = place == CF__PIPE_W;
@@ -9859,7 +9906,7 @@ static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) 
     return place == CF__PIPE_BACK || (is_weight && place != CF__PIPE_W);
 }
 
-/* Returns whether a stage runs a W because the next forward, whose turn it is, has no room. */
+/* Returns whether a stage runs a W because the next forward in order has no room. */
 static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
     int64_t row;
     if (d->follows || d->policy.turns == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
@@ -9868,8 +9915,8 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
     return 0;
 }
 
-/* Returns whether a forward goes before a backward or replay that could run: the next stage has too little work until
-   both have run. If the forward evicts a chunk, it costs a replay, so only a sixth of the lead counts then. */
+/* Returns whether a forward goes before a backward or replay that could run, because the next stage has too little work
+   until both have run. If the forward evicts a chunk, it costs a replay, so only a sixth of the lead counts. */
 static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9891,7 +9938,7 @@ static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t
     return d->policy.starves || !cf__dispatch_feeds(d, stage, id, forward);
 }
 
-/* Returns the pass that a free stage likes best; -1: none is ready. Replays go after all ready backwards, because these
+/* Returns the pass that a free stage prefers; -1: none is ready. Replays go after all ready backwards, because these
    free places. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9905,7 +9952,8 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     if (best < 0 || (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward))) best = forward;
     if (best >= 0 && best != replay && cf__dispatch_is_strict(d) &&
         d->urgency[best] > d->urgency[cf__dispatch_due(d, worker)])
-            best = replay; /* the strict order has another forward or backward first; a replay is not in it */
+            best = replay; /* in the strict order another forward or backward comes first; a replay is not in that
+                              order */
     if (best >= 0 && best == forward && weight >= 0 && worker->room.chunks < 1) return weight;
     return best >= 0 ? best : weight;
 }
@@ -9983,21 +10031,21 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 /* ================================================================================================================
    >>search    the best of many schedules
 
-   A core search looks for a schedule with whole or with split backwards. It tries the fixed kinds, then dispatch with
+   A core search looks for a schedule with either whole or split backwards. It tries the fixed kinds, then dispatch with
    backwards first, six beats on several rows (and two steep ones in a V), turns for split backwards without chains, and
-   a second order of units. Then it walks from the best of these: it changes one thing at random (a unit moves to
-   another place in the order, or beat or turns change), and keeps the change if the makespan does not grow. With units
-   of 4, 3, 2, 1 chunks, a walk may go
+   a second order of units. From the best of these it takes random steps: a step moves a unit in the order, or changes
+   beat or turns, and is kept if the makespan does not grow. With units of 4, 3, 2, 1 chunks, this walk may go
 
        4 3 2 1: 40    3 4 2 1: 41, undone    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
-   It tries the same candidates in the same order for any number of tries, which only says when to stop. So more tries
-   never give a longer schedule. Split backwards, if allowed, come after whole ones, so split_backward never gives a
-   longer schedule either. A core search is skipped if its own lower bound says that it cannot win.
+   The number of tries only says when to stop: the candidates and their order are always the same. So more tries never
+   give a longer schedule. Split backwards, if allowed, come after whole ones, so split_backward never gives a longer
+   schedule either. A core search is skipped if its own lower bound says that it cannot win.
 
-   cf__search_keeps counts what every candidate holds, whatever made it, and refuses it if any stage holds more than the
-   limits allow. So a mistake about room costs time, but never breaks a limit.
-   ================================================================================================================ */
+   cf__search_keeps counts the load of every candidate, however it was made, and refuses it if any stage exceeds the
+   limits. So a mistake about room costs time, but never breaks a limit.
+   ================================================================================================================
+   */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -10005,7 +10053,7 @@ typedef struct cf__search {
     cf_schedule trial;      /* the candidate */
     cf__clock clock;        /* times it */
     uint16_t *listed;       /* (cells) for the clock */
-    int64_t *state;         /* (n_v) tokens of state that a candidate holds */
+    int64_t *state;         /* (n_v) tokens of state of a candidate */
     cf__bounds bounds;
     cf__dispatch dispatch;
     uint64_t random;
@@ -10025,7 +10073,7 @@ static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) 
     int64_t room = 0, max_tries, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
-    if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* small enough to be checked by hand, and worth being optimal */
+    if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* small enough to be checked by hand, so it should be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
@@ -10076,7 +10124,7 @@ static int cf__search_is_over(const cf__search *search) {
 
 /* ---- candidates ---- */
 
-/* Returns whether the candidate never holds more than the limits allow. */
+/* Returns whether the candidate never exceeds the limits. */
 static int cf__search_keeps(const cf__search *search, const cf_schedule *trial) {
     const cf__pipeline *pipe = &search->maker.pipe;
     const cf_held_bytes *bytes = &search->maker.desc.limits.per_token;
@@ -10148,7 +10196,7 @@ static int cf__search_plan(cf__search *search) {
     return made;
 }
 
-/* Runs dispatch with the units and the policy as they are; returns whether its schedule takes no longer than `most`. */
+/* Runs dispatch with the present units and policy; returns whether its schedule takes no longer than `most`. */
 static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
@@ -10166,9 +10214,9 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 
 /* ---- the fixed kinds ---- */
 
-/* Makes a schedule by the rules of a fixed kind with dispatch: forwards and backwards take turns. The number of
-   forwards ahead is that of 1F1B or, on several rows, Megatron's warm-up plus one; in a V only room limits it. Returns
-   whether dispatch finished. */
+/* Makes a schedule by the rules of a fixed kind with dispatch: forwards and backwards alternate. The number of forwards
+   ahead is that of 1F1B or, on several rows, Megatron's warm-up plus one; in a V only room limits it. Returns whether
+   dispatch finished. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch *d = &search->dispatch;
@@ -10232,7 +10280,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 /* ---- where a walk begins ---- */
 
 /* Sets a starting order: the most expensive units first. With `cheap_ends` cheap units go to both ends, because short
-   chunks fill and empty the pipeline sooner. */
+   chunks fill and drain the pipeline sooner. */
 static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
@@ -10312,7 +10360,7 @@ static void cf__search_change_policy(cf__search *search) {
     else if (policy->turns > 0) policy->turns = cf__max(policy->turns + (drawn & 1 ? 1 : -1), 1);
 }
 
-/* Walks from where the search is: mostly shifts, and sometimes changes of policy. */
+/* Walks from the present candidate: mostly shifts of units, and sometimes changes of policy. */
 static void cf__search_walk(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double current = search->makespan;
@@ -10344,7 +10392,7 @@ static double cf__search_find_bound(cf__search *search, int split, double enough
     return cf__bounds_strongest(&search->bounds);
 }
 
-/* Makes a core search, unless its bound says that it cannot win. */
+/* Runs a core search, unless its bound says that it cannot win. */
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
@@ -10391,7 +10439,7 @@ static void cf__search_best(cf__search *search) {
 
 /* ---- all steps, and the public functions ---- */
 
-/* Opens a search. Refuses everything that can be refused without working space. */
+/* Opens a search. Reports all errors that need no working space. */
 static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
                                  cf_error *error) {
     cf__schedule_maker *m = &search->maker;
@@ -10501,11 +10549,12 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 /* ================================================================================================================
    >>check
 
-   First checks each list by itself, action by action, as the stage would run it. cf_simulate also takes this walk, and
-   reads from it what is held at which time. Then checks all lists against each other: they run as far as they go. Every
+   First checks each list alone, action by action, in the stage's order. cf_simulate also takes this walk, and counts
+   from it what is held at each time. Then checks all lists against each other: they run as far as possible. Every
    finished pass is visible everywhere. If transfers are in the lists, results move only by a rendezvous between two
    stages.
-   ================================================================================================================ */
+   ================================================================================================================
+   */
 
 /* ---- the walk ---- */
 
@@ -10519,10 +10568,10 @@ enum {
 };
 
 typedef struct cf__checker {
-    const cf__pipeline *pipe;     /* only for its counts: this section states the rules again */
+    const cf__pipeline *pipe;     /* only for its counts: this section states the rules independently */
     const cf_schedule *schedule;
-    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list. NULL, for
-                                     cf_simulate: any K and any memory are allowed, and positions are indices of
+    const cf_limits *limits;      /* K and these limits must hold, and positions count from the start of a list. NULL,
+                                     for cf_simulate: any K and any memory are allowed, and positions are indices of
                                      actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
     const cf_held_bytes *bytes;   /* per token, for peak_bytes and the limit on bytes; NULL: bytes do not count */
@@ -10530,7 +10579,7 @@ typedef struct cf__checker {
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* number of passes that may be in the lists */
     int32_t turn;                 /* virtual stages v - 1 and v are on one stage if this number divides v; 0: never */
-    int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
+    int64_t stage, action;        /* the current place of the walk; action -1: none */
     cf__pipe_held held;
     cf__pipe_room room;           /* the stage's limits */
     uint16_t *cells;              /* (cells) the bits above */
@@ -10604,7 +10653,7 @@ static inline int cf__check_crosses(const cf__checker *k, int64_t v) {
     return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
 }
 
-/* Checks a virtual stage whose number is not that of its stage. */
+/* Checks a virtual stage whose number differs from its stage's. */
 static cf_result cf__check_place(const cf__checker *k, int64_t v) {
     if ((uint64_t)v >= (uint64_t)k->pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", k->pipe->n_v - 1, v, "there is no such virtual stage");
@@ -10630,7 +10679,7 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
     return CF_OK;
 }
 
-/* Checks F of a chunk that continues another: it reads that chunk's state, and its siblings take turns. */
+/* Checks F of a chunk that continues another: it reads that chunk's state, and siblings run one after another. */
 static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     int64_t before = cf__plan_previous(k->pipe->plan, a->chunk);
     if (!cf__check_has(cell + (c->up - a->chunk), CF_F))
@@ -10707,9 +10756,9 @@ static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* Checks an action whose fields are good. `cell` is this chunk's on this virtual stage, whose n cells are side by
-   side, one for each chunk. Of other virtual stages only the one before or after is read here, and only if it is on the
-   same stage: n cells away. */
+/* Checks an action whose members are valid. `cell` is this chunk's on this virtual stage, whose n cells are adjacent,
+   one for each chunk. Of other virtual stages it reads only the one before or after, and only if that is on the same
+   stage: n cells away. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass))
@@ -10727,7 +10776,7 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
     return CF_OK;
 }
 
-/* Checks that an action may keep activations. kept: number of chunks of its chain that are kept with them. */
+/* Checks that an action may keep activations. kept: number of kept chunks of its chain, including this one. */
 static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a, int32_t kept) {
     if (kept > k->schedule->shape.k)
         return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its chain");
@@ -10782,7 +10831,7 @@ static cf_result cf__check_list(cf__checker *k) {
     if (k->limits != NULL) cf__check_take_limits(k);
     for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
         const cf_action *a = &k->schedule->actions[k->action];
-        int transfer = cf__pipe_is_transfer(a->pass); /* does not change what is held */
+        int transfer = cf__pipe_is_transfer(a->pass); /* transfers do not change the load */
         const cf_chunk *c;
         uint16_t *cell;
         CF__TRY(cf__check_fields(k, a));
@@ -10812,7 +10861,7 @@ static cf_result cf__check_lists(cf__checker *k) {
 
 /* ---- what is missing ---- */
 
-/* Refuses an error between lists. action: the one to blame; -1: it is missing, and `a` describes it. */
+/* Reports an error between lists. action: the one to blame; -1: it is missing, and `a` describes it. */
 static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
                                  const char *why) {
     k->stage = cf__check_stage(k->schedule, a->stage);
@@ -10858,17 +10907,17 @@ static cf_result cf__check_all_complete(cf__checker *k) {
 
 /* ---- all lists together ----
 
-   The lists of one rank, or of several, run as far as they go. A pass runs when it is next and its input has been made,
-   a transfer when both of its ends are next. Stages are visited upwards and then downwards, as results go, while
+   The lists of one rank, or of several, run as far as possible. A pass runs when it is next and its input has been
+   made, a transfer when both of its ends are next. Stages are visited upwards and then downwards, as results go, while
    anything moves. Every chunk goes through all stages, so the time is in proportion to the actions. */
 
 typedef struct cf__lists {
-    const cf__pipeline *pipe; /* that of the first rank; other ranks have different chunks */
+    const cf__pipeline *pipe; /* the first rank's; other ranks have different chunks */
     const cf_schedule *const *schedules; /* (n_ranks) */
     int64_t n_ranks;
-    int in_step;              /* 1: all ranks run all passes together */
+    int in_step;              /* 1: all ranks run all passes together (lockstep) */
     int64_t *cursor;          /* (n_ranks x n_stages) the next action, an index into actions */
-    int64_t *position;        /* (n_stages) passes that have run in step */
+    int64_t *position;        /* (n_stages) passes that have run in lockstep */
     uint16_t *run;            /* (n_ranks x cells) a bit for each pass that has run */
     cf_error *error;
 } cf__lists;
@@ -10916,8 +10965,8 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
     return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 
-/* Returns 1 if a pass can run. In step, all ranks of its cp group must be at the same pass of the round, and have its
-   input. */
+/* Returns 1 if a pass can run. In lockstep, all ranks of its cp group must be at the same pass of the round, and have
+   its input. */
 static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
@@ -10938,7 +10987,7 @@ static void cf__lists_step(const cf__lists *l, int64_t rank, int64_t stage) {
     ++*cf__lists_cursor(l, rank, stage);
 }
 
-/* Returns the kind of a pass. In step, F and R are of one kind. */
+/* Returns the kind of a pass. In lockstep, F and R are of one kind. */
 static int cf__lists_kind(const cf_action *a) { return a->pass == CF_R ? (int)CF_F : a->pass; }
 
 static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a,
@@ -10950,7 +10999,7 @@ static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stag
     return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", l->position[stage], text);
 }
 
-/* Runs the next actions of all ranks on a stage: each rank by itself or, in step, one pass if all ranks can run it.
+/* Runs the next actions of all ranks on a stage: each rank alone or, in lockstep, one pass if all ranks can run it.
    Sound lists that have run the same kinds so far end together, because all have the same number of chunks. */
 static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
     const cf_action *lead;
@@ -11053,16 +11102,16 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 
 /* ---- where actions stand ----
 
-   A cell of the index has a place for each pass and, in lowered schedules, one for each SEND and RECV. The rules say
-   what a pass waits for, except for slots, which follow from the order of the list: any backward of the chain may have
-   freed the slot that an R takes. */
+   A cell of the index has a place for each pass and, in lowered schedules, one for each SEND and RECV. The rules give
+   the passes that a pass waits for, except for slots, which follow from the order of the list: any backward of the
+   chain may have freed the slot that an R takes. */
 
 struct cf_schedule_index {
     const cf_schedule *schedule;
     cf__pipeline pipe;
     int64_t n_places;       /* those of transfers come after those of passes */
-    int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
-    int32_t *slot;          /* (cells) the action that freed the slot which an R takes; -1: it was free at the start */
+    int32_t *at;            /* (cells x n_places) the action at that place; -1: none */
+    int32_t *slot;          /* (cells) the action that freed the slot that an R takes; -1: it was free at the start */
     /* while it is made */
     int32_t *n_kept, *n_freed; /* (cells) in the cell of a chain's first chunk, the number of slots that the chain has
                                   taken and has freed */
@@ -11094,7 +11143,7 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Enters an action, and records what it does to the slots of its chain: the n-th kept chunk takes the (n - K)-th freed
+/* Enters an action, and records its effect on the slots of its chain: the n-th kept chunk takes the (n - K)-th freed
    slot. Exactly one chunk waits for each freed slot. So no more than K chunks are kept even if passes of a stage change
    places. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
@@ -11192,10 +11241,11 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 /* ================================================================================================================
    >>lockstep
 
-   This section has no scheduler of its own, so ranks cannot wait for each other in a circle. A list that is sound for
+   This section has no scheduler of its own, so ranks cannot wait for each other in a cycle. A list that is sound for
    the columns is sound for each rank: the chunks of a rank's chain are consecutive columns of one chain, and no rank
-   holds more than the columns do. "In lockstep" of >>pack says how ranks are laid out so that this costs little.
-   ================================================================================================================ */
+   holds more than the columns do. "in step" in >>pack describes how ranks are laid out so that this costs little.
+   ================================================================================================================
+   */
 
 typedef struct cf__lockstep {
     const cf_plan *plan;
@@ -11575,7 +11625,7 @@ static cf_result cf__simulate_fill(void *job) {
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->check.error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
     sim->check.timeline = sim->timeline;
-    CF__TRY(cf__check_lists(&sim->check)); /* each list by itself; the clock needs them sound */
+    CF__TRY(cf__check_lists(&sim->check)); /* each list alone; the clock needs sound lists */
     clock->listed = sim->check.cells;
     clock->start = sim->timeline->start;
     clock->end = sim->timeline->end;
@@ -11608,7 +11658,7 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 /* ---- memory at every moment ---- */
 
-/* Checks the counts after something was taken or freed. One action adds less than half of what fits. */
+/* Checks the counts after a load has changed. One action adds less than half of the largest number. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
     if (cf__memory_check_load(load, action, NULL) != CF_OK)
         return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
@@ -11618,8 +11668,8 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
     return CF_OK;
 }
 
-/* Counts what an action takes when it starts (way 1), or frees when it has ended (way -1), on its virtual stage.
-   Scores, if attention writes them out, are rows times keys of a chunk. */
+/* Adds what an action takes when it starts (way 1), or frees after it (way -1), on its virtual stage. Scores, if
+   attention writes them out, are rows times keys of a chunk. */
 static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
     const cf_action *a = &sim->check.schedule->actions[id];
@@ -11677,16 +11727,17 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>lower
 
-   The clock runs the lists. It says when each pass begins, and when its result begins to cross to another stage. Both
-   are events. Sorted by time, the events of all stages are one order, and each stage takes its own part of it. So two
-   stages never wait for each other: the one whose event comes first can go on.
+   The clock runs the lists. It finds when each pass begins, and when its result begins to cross to another stage. Both
+   are events. Sorted by time, the events of all stages are one order, and each stage follows it. So two stages never
+   wait for each other: the one whose event comes first can continue.
 
    In this order a transfer must come after the pass that makes its tensor and before the pass that takes it. Passes
    must stay in the order of their stage's list. The times ensure this, except for events at the same time. Of these,
    transfers come first, because a stage sends its result before it begins the next pass. Only passes that take no time
    need more care. They and their transfers come between other transfers and passes that take time, in the order in
    which the clock ran them.
-   ================================================================================================================ */
+   ================================================================================================================
+   */
 
 typedef struct cf__lowerer {
     cf_error *error;
@@ -11740,7 +11791,7 @@ static void cf__lower_order(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
-/* Puts an action into its stage's list. Until there are lists, cursor[] only counts. */
+/* Adds an action to its stage's list. Until there are lists, cursor[] only counts. */
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
     int64_t *cursor = &l->cursor[cf__pipe_stage(&l->pipe, a->stage)];
     if (l->lowered != NULL) l->lowered->actions[*cursor] = *a;
@@ -11797,7 +11848,7 @@ static cf_result cf__lower_fill(void *job) {
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t s;
-    l->header.limits = l->clock.schedule->limits; /* the layout asks which arrays there are */
+    l->header.limits = l->clock.schedule->limits; /* the layout needs to know which arrays exist */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
@@ -11836,16 +11887,17 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>steps
 
-   Walks the list of a stage once. The validator's checker judges each action first. Actions take and free slots along
+   Walks the list of a stage once. The validator's checker checks each action first. Actions take and free slots along
    the way, and each step records the slots of its action. Example: a chain of two chunks at K = 1 on one stage. F0
    keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the state's gradient and frees slot 0; R0 takes
    slot 0 again; B0 frees slot 0 and state 0.
 
-   Cells are the rank's chunks on the virtual stages of only this stage. Data of a chain is in the cell of its first
+   Cells are the rank's chunks on the virtual stages of this stage alone. Data of a chain is in the cell of its first
    chunk.
-   ================================================================================================================ */
+   ================================================================================================================
+   */
 
-/* The tensors of a chunk that cross stages, on one virtual stage: first those that come in, then those that go out. */
+/* The tensors of a chunk that cross stages, on one virtual stage: first those received, then those sent. */
 enum { CF__STEPS_TENSORS = 2 * CF__PIPE_TENSORS };
 
 /* Values instead of a slot. WANTED: the list has a SEND of this tensor, so the pass that makes it takes a slot. */
@@ -11854,8 +11906,8 @@ enum { CF__STEPS_NONE = -1, CF__STEPS_WANTED = -2 };
 enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_OUTPUTS, CF__STEPS_POOLS };
 
 /* The slots of one kind, numbered from 0. A new one is made only if none is free, so the number of slots made is the
-   peak. The slot that has been free longest is used first. So a tensor that arrives beside the passes seldom has to
-   wait for the pass that has just begun. */
+   peak. The slot that has been free longest is used first. So an arriving tensor seldom has to wait for the pass that
+   has just begun. */
 typedef struct cf__steps_pool {
     int64_t n;          /* maximum number of owners of a slot */
     int32_t *slot_of;   /* (n) */
@@ -11875,7 +11927,7 @@ typedef struct cf__stepper {
                                               CF__STEPS_TENSORS; none if nothing crosses stages) */
     int32_t *paths;     /* (n_cells) in the cell of a chain's first chunk: index of its state in made->paths */
     int32_t *last;      /* (n_virtual) position of the last B or W so far; -1: none yet */
-    int64_t n_finished; /* chunks, counted on each virtual stage, that have had their last pass */
+    int64_t n_finished; /* chunks, counted on each virtual stage, whose last pass has run */
 } cf__stepper;
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
@@ -11902,14 +11954,14 @@ static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
     pool->slot_of[i] = CF__STEPS_NONE;
 }
 
-/* The places that an action works with: its cell, and its boundary slots (-1: none). */
+/* The indices that an action works with: its cell, and its boundary tensors (-1: none). */
 typedef struct cf__steps_places {
     int64_t row, cell;
-    int64_t in, out;          /* of the tensor that it reads or receives, and of the tensor that it makes or sends */
-    int64_t taken, given;     /* in or out: the one that it takes, and the one that it frees */
+    int64_t in, out;          /* the tensor that it reads or receives, and the tensor that it makes or sends */
+    int64_t taken, given;     /* in or out: the one for which it takes a slot, and the one whose slot it frees */
 } cf__steps_places;
 
-/* Returns the place of the tensor that a pass reads. Where a V turns, it is the same tensor that another pass on this
+/* Returns the index of the tensor that a pass reads. Where a V turns, it is the same tensor that another pass on this
    stage makes. */
 static inline int64_t cf__steps_read(const cf__stepper *s, const cf_action *a, int64_t cell) {
     /* In local replay an R reads the input of its F again. */
@@ -11966,8 +12018,8 @@ static int cf__steps_drops(const cf__stepper *s, const cf_action *a) {
     return a->pass == CF_F && !a->keep && s->pipe.local;
 }
 
-/* Takes the slots that an action needs: the state of the chain, activations that stay, a tensor that it receives or
-   that will be sent. */
+/* Takes the slots that an action needs: for the state of the chain, kept activations, a received tensor or one that
+   will be sent. */
 static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     if (a->pass == CF_F && c->index == 0 && c->state > 0) cf__steps_begin_state(s, a, c, at);
     if (a->keep) cf__steps_acquire(s, CF__STEPS_ACTIVATIONS, at->cell);
@@ -12006,7 +12058,7 @@ static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chu
 /* ---- one action ---- */
 
 /* Fills in the states of a pass. A pass that adds to dK and dV of a chain also adds to those of all chains above. So
-   chains of a path that get no additions are the lowest ones. */
+   the chains of a path without additions so far are its lowest ones. */
 static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
                                 cf_step *step) {
     cf_path *paths = s->made->paths;
@@ -12128,7 +12180,7 @@ static cf_result cf__steps_judge_end(const cf__stepper *s) {
 static cf_result cf__steps_fill(void *job) {
     cf__stepper *s = (cf__stepper *)job;
     int64_t i;
-    s->header.n_paths = 0; /* from here on, counts the states that have begun */
+    s->header.n_paths = 0; /* from here on, the number of states that have begun */
     for (i = 0; i < s->header.n; i++) CF__TRY(cf__steps_action(s, &s->actions[i]));
     CF__TRY(cf__steps_judge_end(s));
     for (i = 0; i < s->pipe.shape.n_virtual; i++)
@@ -12222,7 +12274,8 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
         int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each slice has a token */
-        /* There is padding after the last slice if the capacity has more rows, and after any if rows are aligned. */
+        /* There is padding after the last slice if the capacity has more rows, and after any slice if rows are
+           aligned. */
         cf__steps_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
         cf__steps_raise(&capacity->rows, c->rows);
         cf__steps_raise(&capacity->prefix, cf__plan_prefix(plan, c));
@@ -12280,7 +12333,7 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
     cf__write_text(w, "%s", behind);
 }
 
-/* Writes a double as JSON, whatever the decimal point of the locale, which may have several bytes. */
+/* Writes a double as JSON, for any decimal point of the locale, which may have several bytes. */
 static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
     char text[40], *c, *end = text;
     (void)snprintf(text, sizeof text, "%.17g", value);
@@ -12440,7 +12493,8 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
     }
     cf__write_plan_head(&w, plan);
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) {
-        if (memory != NULL) (void)cf_metadata_fill(plan, i, NULL, memory, bytes, &m, NULL); /* its size was found */
+        /* cannot fail: its size was found */
+        if (memory != NULL) (void)cf_metadata_fill(plan, i, NULL, memory, bytes, &m, NULL);
         cf__write_chunk_json(&w, plan, i, memory != NULL ? &m : NULL);
     }
     if (memory != NULL) allocator.release(memory, allocator.user);
@@ -12556,8 +12610,10 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* ================================================================================================================
    >>graph
 
-   This section decides nothing: nodes are the schedule's passes, and >>check's index says what each pass waits for.
-   ================================================================================================================ */
+   This section decides nothing: nodes are the schedule's passes, and >>check's index gives the passes that each waits
+   for.
+   ================================================================================================================
+   */
 
 typedef struct cf__graph_builder {
     cf_schedule_index *index; /* also has the schedule */
@@ -12615,7 +12671,7 @@ static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t
     cf_node *node = &g->graph->nodes[g->number[action]];
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(g->index, action, needs);
-    memset(node, 0, sizeof *node); /* also its padding: the same input gives the same bytes */
+    memset(node, 0, sizeof *node); /* also its padding, so that the same input gives the same bytes */
     node->seconds = cf__pipe_pass_seconds(&g->pipe, a->pass, a->chunk - g->pipe.first_chunk, a->stage);
     node->action = *a;
     g->graph->first_in[g->number[action]] = edge;
