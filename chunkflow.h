@@ -9196,10 +9196,11 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
        stage 0   F1 F2 .  .  B1 B1 R2 B2 B2      F2 finds no place. B2 is further off than B1, so chunk 2 is dropped
        stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has freed
 
-   A replay is started just in time for its backward, or sooner if the stage would be idle. On one row of virtual stages only replays wait for places, and only until gradients arrive that are already in
-   transit. On several rows a candidate may get stuck; units then run one by one. A dropped chunk leaves its input on
-   the stage. The inputs of a chain have no more tokens than its state. Inputs of standalone chunks are counted: a stage
-   keeps at most two per virtual stage of the pipeline, then drops no more.
+   A replay is started just in time for its backward, or sooner if the stage would be idle. On one row of virtual stages
+   only replays wait for places, and only until gradients arrive that are already in transit. On several rows a
+   candidate may get stuck; units then run one by one. A dropped chunk leaves its input on the stage. The inputs of a
+   chain have no more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two per
+   virtual stage of the pipeline, then drops no more.
 
    A unit starts on a virtual stage when there is room there for its state. If bytes are limited, it also needs the
    bytes that it takes even with all chunks dropped. Its backwards free both. In a plan with trees, units start in order
