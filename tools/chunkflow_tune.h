@@ -105,13 +105,13 @@ typedef struct cf_sample {
 typedef struct cf_fit {
     int64_t n_samples;    /* 0: the pass was not measured; its cost is all zero */
     double mean_error;    /* signed */
-    double mean_absolute; /* mean of the absolute errors */
+    double mean_absolute; /* mean of the errors' absolute values */
     double worst_error;   /* the error that is largest in absolute value, with its sign */
     int64_t worst_sample; /* index of the sample with worst_error; -1 if there are no samples */
 } cf_fit;
 
 /* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
-   with no term below zero. All eight sets of terms are tried. So the result is the exact optimum, and depends only on
+   with no term below zero. All eight sets of terms are tried, so the result is the exact optimum, and depends only on
    the samples and their order. Samples of several passes may be mixed. A pass without samples stays all zero, and
    cf_timing derives its cost from the others.
 
@@ -119,8 +119,8 @@ typedef struct cf_fit {
 
    Errors: CF_ERROR_ARGUMENT names the member and the sample at fault ("samples.seconds"). It names "samples" if a pass
    has fewer than three samples, with the pass in error->item and their number in error->got. It names "samples.rows" or
-   "samples.pairs" if rows or pairs do not vary, or vary together, because then the terms cannot be told apart.
-   CF_ERROR_OVERFLOW if a sum leaves the range of double. */
+   "samples.pairs" if rows or pairs do not vary, or vary together, because the terms then cannot be distinguished.
+   CF_ERROR_OVERFLOW if a sum exceeds the range of double. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
                                          cf_error *error);
 
@@ -145,7 +145,7 @@ typedef struct cf_gpu {
     double link;               /* fraction of the three rates above that transfers reach */
     double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table has 5
                                   microseconds, for fused kernels launched from C. If Python launches each norm, cast
-                                  and copy by itself, use 20 to 40 microseconds; a Grace takes 2.75 times as long as a
+                                  and copy separately, use 20 to 40 microseconds. A Grace takes 2.75 times as long as a
                                   Xeon (a linear layer: 37.1 and 13.5; TransformerEngine, issue 2053) */
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
@@ -164,9 +164,9 @@ typedef struct cf_cost_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk. If given, a pair also costs what such a chunk adds: it reads
-                                the carried state once and adds to its gradient once, and forward attention loses half a
-                                wave of its blocks of 128 queries per head. 0: many tokens, without this */
+    int64_t chunk_size;      /* usual tokens of a chunk. With it, the cost of a pair includes what such a chunk adds: it
+                                reads the carried state once and adds to its gradient once, and forward attention loses
+                                half a wave of its blocks of 128 queries per head. 0: many tokens, without this */
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
     int64_t max_cp;          /* maximum ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: one */
@@ -204,22 +204,22 @@ typedef struct cf_cost_desc {
    rounds would send 3 and 9 states, and a gather of all parts 2 and 30. Backward has as much again. No compute hides
    any of it. */
 
-/* Estimates of passes that also move other bytes than state.
+/* Estimates of passes that also move bytes other than state.
 
    Outputs. An R has no pairs, no rows of a window, and one kernel less in each layer that keeps outputs. Outputs in
-   host memory cross the link out in F and in again in R. Only the F of a dropped chunk sends them, so R has the time of
+   host memory cross the link out in F and in again in R. Only the F of a dropped chunk sends them, so R is charged with
    both.
 
    ZeRO. Levels 2 and 3 scatter gradients in each backward (4 bytes each), not once an iteration. Level 3, which is FSDP
    with resharding after forward, gathers its parameters in each F, R and I (2 bytes each). So it sends three times the
    parameters, the other levels two times (Rajbhandari et al., ZeRO, 2020, section 7). These transfers run beside the
-   pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023). A pass's constant term gets what they expose: the bytes of one
-   layer, and whatever a pass over chunk_size tokens without a prefix is too short to hide.
+   pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023). Their exposed part is in a pass's constant term: the bytes of
+   one layer, and those that a pass over chunk_size tokens without a prefix is too short to hide.
 
    Offload. Bytes cross the GPU's link to the host in the same way, beside the pass and beside the other link:
    checkpoints, 2 h / s per row and layer, out in F and in again in B and I; the rank's own parameters before they are
    gathered; gradients if ZeRO scatters them. An optimizer in host memory sends its parameters back in two bytes, and
-   takes no other time: the host's processors are not modelled. step_seconds has both directions. */
+   takes no other time: the host's processors are not modelled. step_seconds includes both directions. */
 
 /* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
 
@@ -232,23 +232,22 @@ typedef struct cf_cost_desc {
                   two (Dao, FlashAttention-2, 2023)
 
    stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs; timing->stages is `stages`.
-   step_seconds (may be NULL): time of an iteration beside its passes, on the stage with the most parameters: the
+   step_seconds (may be NULL): time of an iteration besides its passes, on the stage with the most parameters: the
    gradient exchange over dp and the optimizer's traffic. All three are untouched on failure.
 
-   Errors: as cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with full
+   Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with full
    recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Sets the costs with which cf_pack lays out cp groups, each a third of a forward's and a backward's together. `cost`
-   is of the first stage's passes, `cp_row_seconds` of the exposed part of a row's gathers, and `cp_chunk_seconds` of a
-   chunk's scans. timing: from cf_cost_estimate. */
+/* Sets the costs with which cf_pack lays out cp groups. Each is a third of a forward and a backward together. `cost` is
+   that of the first stage's passes, `cp_row_seconds` of the exposed part of a row's gathers, and `cp_chunk_seconds` of
+   a chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
 /* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group cost about the
-   same, but the last part has the most pairs. All ranks wait for it in the passes in which pairs weigh most. So with cp
-   groups this is the pass with the most seconds per pair for each second per token on any of `count` virtual
-   stages. */
+   same, but the last part has the most pairs, and all ranks wait for it. So with cp groups the cost is that of the
+   pass, on any of `count` virtual stages, with the most seconds per pair relative to seconds per token. */
 CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t count);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
@@ -266,10 +265,10 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
    per_token and bytes_by_stage of *limits; its other members stay as they are. cf_tune first makes a schedule without
    these limits and, if it does not fit, another one under them.
 
-   A scheduler weighs a token alike on all stages, although stages differ here. So the limits are those of the tightest
-   stage, in hundredths of a byte. They exclude what a stage always holds and the working memory of a pass. They always
-   leave room for one chunk of any chain beside its state, even if that does not fit: check the schedule with
-   cf_schedule_memory.
+   A scheduler weighs a token equally on all stages, although its bytes differ between stages. So the limits are those
+   of the tightest stage, in hundredths of a byte. They exclude the bytes that a stage always holds and the working
+   memory of a pass. They always leave room for one chunk of any chain in addition to its state, even if that does not
+   fit: check the schedule with cf_schedule_memory.
 
    shape: the schedule's, from cf_schedule_defaults. desc: as in cf_schedule_memory. by_stage: the caller's array
    (shape->n_stages), to which limits->bytes_by_stage will point. Working space comes from `allocator` (NULL: malloc).
@@ -313,36 +312,36 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 typedef struct cf_stage_bytes {
     cf_held_bytes held;    /* per held token: kept activations (above 0), state, state gradient and, for local replay,
                               the saved input of a dropped chunk */
-    int64_t per_token_pass; /* per token of the chunk in a pass, beside `held`: logits, gradients of activations,
-                               buffers. A stage counts its largest virtual stage */
+    int64_t per_token_pass; /* per token of the chunk in a pass, in addition to `held`: logits, gradients of
+                               activations, buffers. A stage counts its largest virtual stage */
     int64_t fixed;         /* always: parameters, gradients, optimizer states, the runtime */
 } cf_stage_bytes;
 
 /* One combination of settings. Times are seconds of a whole iteration, averaged over the batches: the slowest rank's
-   makespan, the gradient exchange and the optimizer. Ranks in step have one makespan: each pass takes as long as on the
-   rank where it is slowest. */
+   makespan, the gradient exchange and the optimizer. Ranks in lockstep have one makespan: each pass takes as long as on
+   its slowest rank. */
 typedef struct cf_tune_candidate {
     int64_t split;          /* index into tuning->splits */
     int64_t chunk_size;
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
-    int outputs;            /* 0: dropped chunks keep no outputs of attention, or no chunk is dropped. 1, 2: they keep
-                               them (cf_memory_desc.outputs), on the GPU if they fit there on every batch, otherwise in
-                               host memory. With 1 a stream also puts them into host memory */
+    int outputs;            /* 0: dropped chunks keep no attention outputs, or no chunk is dropped. 1, 2: they keep them
+                               (cf_memory_desc.outputs), on the GPU if they fit there on every batch, otherwise in host
+                               memory. With 1, a stream also puts them into host memory */
     cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
                                stream. memory.host: bytes there */
-    int64_t max_cp;         /* of its split: maximum ranks that share a sequence. 0: one */
-    int offload;            /* parts in host memory (cf_memory_desc.offload): those of desc.memory and, with the last
+    int64_t max_cp;         /* maximum ranks that share a sequence, set by its split. 0: one */
+    int offload;            /* parts in host memory (cf_memory_desc.offload): those of desc.memory and, for the last
                                recomputation that is tried, the checkpoints of full recomputation */
     int in_step;            /* 1: all ranks run the same passes at the same time (cf_pack_desc.lockstep, or max_cp) */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the same schedules or, if this one streams
                                or recomputes, of one that fits with less of that; -1: none */
-    int replays;            /* 1: some batch that was tried has a replay */
+    int replays;            /* 1: some tried batch has a replay */
     int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
     double seconds;         /* this and the next five members: only for CF_TUNE_OK, otherwise 0 */
     double confidence;      /* half of the 95 % confidence interval of the mean (Student's t); 0 with one batch */
@@ -368,8 +367,8 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* work, counted and not timed: that done so far, and what is expected by now of the
-                                       whole search. Equal at the end */
+    int64_t done, total;            /* amounts of work: that done so far, and that now expected of the whole search.
+                                       Equal at the end */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
@@ -386,41 +385,44 @@ typedef struct cf_tune_desc {
                                        tries 1, the maximum within a node and the maximum over all GPUs. A zero of 0
                                        then tries ZeRO 1 and, without a pipeline, 2 and 3; -1 is ZeRO 0.
 
-                                       If recompute is 0 and costs are estimated (gpu, no timing), these are tried:
-                                       nothing, act, mlp in half of the layers, mlp, full, and full with its checkpoints
-                                       in host memory. Each is tried only if the previous one does not fit, or fits only
-                                       under the limit */
-    int64_t n_gpus;                 /* GPUs to split over: tries every tp x pp x dp that the model allows, with tp
-                                       within a node. A rank must have a sequence of each batch, or its part of one
-                                       (pack.max_cp). 0: the split is `parallel` */
+                                       If recompute is 0 and costs are estimated (gpu, no timing), these levels are
+                                       tried: nothing, act, mlp in half of the layers, mlp, full, and full with its
+                                       checkpoints in host memory. Each is tried only if the previous one does not fit,
+                                       or fits only under the limit */
+    int64_t n_gpus;                 /* number of GPUs: tries every tp x pp x dp that the model allows, with tp within a
+                                       node. Each rank needs a sequence of each batch, or its part of one (pack.max_cp).
+                                       0: the split is `parallel` */
     int64_t gpus_per_node;          /* 0: 8 */
     const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
     double step_seconds;            /* extra seconds of an iteration. Needs timing: an estimate has its own */
     cf_memory_desc memory;          /* options for counting a model's memory. Its model, parallel, chunk_size and
                                        gathered are ignored; unfused_attention must be 0 */
     const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage, instead of model and memory; only without
-                                       n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are used then */
+                                       n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are then used */
     int64_t limit_bytes;            /* limit of each GPU. 0: gpu->memory minus the reserve */
     int64_t reserve;                /* percent of gpu->memory to keep free, because formulas tend to count too little (5
                                        to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Ignored
                                        with limit_bytes */
-    int64_t context;                /* tokens of the longest sequence that must fit in memory, also if the list has none
+    int64_t context;                /* tokens of the longest sequence that must fit in memory, even if the list has none
                                        that long; times are still the list's. 0: the longest of the list */
-    cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
-                                       whole list. A tree is then drawn as a whole; if a batch is full before the tree
-                                       ends, the next batch begins with its rest. max_cp: maximum width of cp groups.
-                                       Groups of 2, 4, 8 ... ranks that divide dp are tried as well as none, all in
-                                       step. Time and memory are then those of columns (>>lockstep), with whole
-                                       backwards, by paper where there is one stage; `cost` and `cp_row_seconds` are the
-                                       estimate's. Needs a model and a gpu, without timing, shared prefixes,
-                                       virtual stages and split_backward. lockstep: all ranks run in step. With a model
-                                       they do in splits with ZeRO 3, or with experts over GPUs, where every pass has
-                                       collectives; such splits are not tried with shared prefixes, which ranks in step
-                                       cannot have. Memory is then that of the columns, and a little more than that of
-                                       any rank */
+    cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used.
+
+                                       shared_prefixes: those of the whole list. A tree is drawn as a whole; if a batch
+                                       is full before the tree ends, the next batch begins with its rest.
+
+                                       max_cp: maximum width of cp groups. Groups of 2, 4, 8 ... ranks that divide dp
+                                       are tried as well as none, all in lockstep. Time and memory are then those of
+                                       columns (>>lockstep), with whole backwards, and with `paper` schedules on one
+                                       stage; `cost` and `cp_row_seconds` are the estimate's. Needs a model and a gpu,
+                                       without timing, shared prefixes, virtual stages and split_backward.
+
+                                       lockstep: all ranks run in lockstep. With a model they do so anyway in splits
+                                       whose passes all have collectives: ZeRO 3, or experts over GPUs. Such splits are
+                                       not tried with shared prefixes, which ranks in lockstep cannot have. Memory is
+                                       then that of the columns, slightly more than that of any rank */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), the smallest size that splits nothing. Without n_exact,
-                                       sizes between these are also tried, for the best split only (n_even) */
+                                       intermediate sizes are also tried, for the best split only (n_even) */
     int64_t n_chunk_sizes;          /* this count, like the three below, needs its list */
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
@@ -428,39 +430,41 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline is allowed only if `kinds` is paper alone */
     int64_t n_replays;
-    int no_stream;                  /* 0: for a model with estimated costs, candidates that stream state from host
-                                       memory are also tried where state on the GPU does not fit, or fits only with a
-                                       schedule made again under a limit (cf_tuning: limited). 1: never. With timing or
-                                       bytes nothing streams. With memory.state_window all stream; this must be 0 */
-    int no_outputs;                 /* 0: for a model with estimated costs, dropped chunks keep attention's outputs if
-                                       its attention can, except with full recomputation. 1: they keep none.
-                                       memory.outputs says where they keep them, and this must be 0 then */
+    int no_stream;                  /* 0: candidates that stream state from host memory are also tried, if state on the
+                                       GPU does not fit, or fits only with a schedule made again under a limit
+                                       (cf_tuning: limited). Needs a model with estimated costs; with timing or bytes
+                                       nothing streams. 1: never. Must be 0 with memory.state_window, with which all
+                                       stream */
+    int no_outputs;                 /* 0: dropped chunks keep attention's outputs if the model's attention allows it,
+                                       except with full recomputation. Needs a model with estimated costs. 1: they keep
+                                       none. Must be 0 with memory.outputs, which says where they are kept */
     int split_backward;             /* as in cf_schedule_desc, for best, which must be among the kinds */
     int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
     int64_t batch;                  /* sequences in a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* seed of the draw of batches */
-    int64_t n_exact;                /* number of fastest candidates to prove: candidates are given up only for a bound
-                                       of their time. CF_MAX_CANDIDATES: simulates all except those with the schedules
-                                       of another.
+    int64_t n_exact;                /* number of fastest candidates to prove: others are given up only if a bound of
+                                       their time is worse. CF_MAX_CANDIDATES: simulates all except those with the
+                                       schedules of another.
 
-                                       0: a race. It proves the fastest one. Candidates that are proved to be slower
-                                       are also given up if their first batches are too slow for the tolerance */
+                                       0: a race, which proves only the fastest one. Candidates that are proved to be
+                                       slower are also given up if their first batches are too slow for the tolerance */
     double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
     /* Calls task(context, i) for every i of 0 .. n - 1, concurrently if it likes, and returns when all are done. The
-       allocator and `progress` may then be called concurrently too. The answer is the same. NULL: one after another */
+       allocator and `progress` may then be called concurrently as well. The answer is the same. NULL: one after
+       another */
     void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context);
     void *user;
-    const cf_allocator *allocator;  /* of the outcome and of the working space */
+    const cf_allocator *allocator;  /* for the result and the working space */
 } cf_tune_desc;
 
-/* The outcome of a search, in one block like a plan. */
+/* The result of a search, in one block like a plan. */
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     int64_t n_even;                 /* number of candidates at the end of the list with even chunk sizes, which divide a
-                                       mean batch evenly, all of one split. All others are sorted as said below */
+                                       mean batch evenly, all of one split. All others are sorted as described below */
     cf_parallel *splits;            /* (n_splits) */
     int64_t *max_cps;               /* (n_splits) maximum ranks that share a sequence; 0: one */
     cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, recompute and,
@@ -468,10 +472,10 @@ typedef struct cf_tuning {
     double *seconds;                /* (n_candidates x n_batches) seconds of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences in a batch */
-    int64_t *batches;               /* (n_batches + 1) x batch: lengths of the sequences; the last batch is for memory
-                                       only */
-    cf_shared_prefix *shared_prefixes; /* (n_batches + 1) x batch: what each sequence shares with another of its batch;
-                                          NULL: nothing */
+    int64_t *batches;               /* (n_batches + 1) x batch: lengths of the sequences; the last batch is only for
+                                       memory */
+    cf_shared_prefix *shared_prefixes; /* (n_batches + 1) x batch: the prefix that each sequence shares with another of
+                                          its batch; NULL: none */
     int64_t winner;                 /* index of the best candidate; -1: none fits, or the search was interrupted before
                                        any was exact */
     int64_t n_ranked;
@@ -486,38 +490,39 @@ typedef struct cf_tuning {
 
 /* Searches for the best candidate. Draws n_batches batches of the lengths, the same for every candidate. The list is
    shuffled and read through, as often as needed. Candidates whose schedules fit the limit are timed on every batch. One
-   extra batch is for memory alone. It is the first batch, but its longest sequence is replaced by the longest of the
-   list or, if that is longer, by one of `context` tokens.
+   extra batch is only for memory. It is the first batch, with its longest sequence replaced by the longest of the list
+   or, if that is longer, by one of `context` tokens.
 
    A candidate's schedules are made without a limit and, if they do not fit, again under one (cf_memory_limits). Its
-   memory is what the schedule really holds, on every stage at every pass. A CF_TUNE_OK is exact for these batches. Any
-   other candidate says why it was given up:
+   memory is that really held, on every stage at every pass. A CF_TUNE_OK is exact for these batches. Any other
+   candidate has a reason why it was given up:
 
    - a lower bound of its time (the load of a stage plus the time of the batches already simulated);
    - in a race, a lower bound above the best time, and first batches slower than the best's by more than the tolerance
      and twice the variation of batches (even chunk sizes need no such bound);
    - the same schedules as another candidate.
 
-   The winner is not simply the fastest, whose lead may be an accident:
+   The winner is not simply the fastest, whose lead may be accidental:
    - A candidate is close to the fastest if it is slower by at most the tolerance.
-   - Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit more memory than the smallest of them.
+   - Of the close ones, those count whose memory exceeds that of the smallest of them by at most CF_TUNE_ALIKE of the
+     limit.
    - The winner is the simplest of these: without a stream, with less recomputation, with local replay, without outputs,
      of a fixed kind, of the smallest K, and only then the fastest.
 
    No other candidate is both faster than the winner and smaller.
 
-   Free *out with cf_tuning_free. If nothing fits, that is no failure: winner is -1. Errors: CF_ERROR_ARGUMENT and
+   Free *out with cf_tuning_free. It is no failure if nothing fits: winner is then -1. Errors: CF_ERROR_ARGUMENT and
    CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
    CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
-/* Makes a candidate's schedule for one rank of a plan. With it a trainer gets, for every batch, the schedule that the
-   search has chosen; the plan need not be one of the search's batches. As in cf_tune, the schedule is made without a
-   limit and, if it does not fit, under one.
+/* Makes a candidate's schedule for one rank of a plan, so that a trainer can use the search's choice for every batch;
+   the plan need not be one of the search's batches. As in cf_tune, the schedule is made without a limit and, if it does
+   not fit, under one.
 
-   desc: as given to cf_tune. tuning: its outcome. plan: packed with the candidate's chunk_size and max_cp, for the dp
-   of its split, with lockstep if the candidate runs in step. Free *out with cf_schedule_free; it is untouched on
+   desc: as given to cf_tune. tuning: its result. plan: packed with the candidate's chunk_size and max_cp, for the dp of
+   its split, with lockstep if the candidate runs in lockstep. Free *out with cf_schedule_free; it is untouched on
    failure.
 
    Errors: CF_ERROR_ARGUMENT with the argument or member that does not match; CF_ERROR_INFEASIBLE if no schedule of this
@@ -525,14 +530,14 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
                                               const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 
-/* Returns a copy of desc with defaults filled in. These stay as they are: limit_bytes, context, max_tries, n_exact, and
+/* Returns a copy of desc with defaults filled in. These stay unchanged: limit_bytes, context, max_tries, n_exact, and
    the parts of `parallel` that are searched for. chunk_sizes lack the longest sequence. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* Returns how many schedules `best` tries for a plan by default: 8 to 64, which have about 20,000 passes together and
+/* Returns how many schedules `best` tries for a plan by default: 8 to 64, which together have about 20,000 passes and
    take milliseconds. For a plan of more than 2,500 passes it still tries 8, because fewer find too little, and takes
-   longer in proportion. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only
-   chunks_per_rank of the plan. */
+   correspondingly longer. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only chunks_per_rank
+   of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Returns half of the 95 % confidence interval of the mean of n numbers that may be taken for normal (Student's t); 0
@@ -604,14 +609,14 @@ static cf_result cft__check_time(double x, const char *field, cf_error *error) {
     return cf_fail_real(error, CF_ERROR_ARGUMENT, field, -1, x, "must be finite and not negative");
 }
 
-/* Refuses a model or GPU that is NULL, as one has it after a search for a wrong name. */
+/* Refuses a model or GPU that is NULL, which a search for an unknown name returns. */
 static cf_result cft__check_found(const void *found, const char *field, cf_error *error) {
     if (found != NULL) return CF_OK;
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1,
                      "is NULL, as cf_model_find and cf_gpu_find return for a name that they do not know");
 }
 
-/* Checks that a number lies in a range. past: the code for a value above it. */
+/* Checks that a number is in a range. past: the code for a value above it. */
 static cf_result cft__range(int64_t value, int64_t least, int64_t most, cf_result past, const char *field,
                             int64_t item, cf_error *error) {
     if (value < least) return cf_fail(error, CF_ERROR_ARGUMENT, field, item, least, value, "is too small");
@@ -630,15 +635,15 @@ static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
     *sum = fits ? *sum + a * b : INT64_MAX;
 }
 
-/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product into a following addition, and results
+/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product with a following addition, and results
    would differ between machines with and without that instruction. */
 static double cft__product(double a, double b) {
     volatile double product = a * b;
     return product;
 }
 
-/* Cuts one block into arrays. With base == NULL it only adds up sizes, so that one function both measures and lays out.
-   overflow stays set once a size did not fit. */
+/* Divides one block into arrays. With base == NULL it only adds up sizes, so that one function both measures and lays
+   out. overflow stays set once a size does not fit. */
 typedef struct cft__carver {
     unsigned char *base;
     size_t used;
@@ -659,11 +664,14 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
    >>fit
 
    Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors. Each
-   column is scaled to at most 1. Every set of terms that may be above zero is tried; three columns have only eight.
-   ================================================================================================================ */
+   column is scaled to at most 1. Every set of terms that may be above zero is tried; with three columns there are only
+   eight.
+   ================================================================================================================
+   */
 
 #define CFT__TERMS 3               /* constant, rows, pairs */
-#define CFT__INDEPENDENT 1e-10     /* minimum fraction of a column's square that earlier columns do not explain */
+/* minimum fraction of a column's square that earlier columns must leave unexplained */
+#define CFT__INDEPENDENT 1e-10
 
 typedef struct cft__normal {
     double scale[CFT__TERMS];
@@ -727,7 +735,7 @@ static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     return CFT__TERMS;
 }
 
-/* Fills in *fit: how well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative
+/* Fills in *fit, the errors of a cost on the samples of one pass. Returns the sum of the squares of the relative
    errors. */
 static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
     int64_t s;
@@ -833,7 +841,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
 /* Layers, from the models' published configurations. Tests compare each model with its published number of
    parameters. */
 /* Columns of kinds of layers. Attention: output gate, sinks, window. Routed experts: width, count, experts per token;
-   then the width of the shared experts, and whether they are gated. */
+   then the width of the shared experts, and whether they have a gate. */
 #define CFT__ATTENTION(mixer, gate, sinks, window) mixer, gate, sinks, 0, 0, 0, 0, 0, window, 0, 0, 0, 0, 0
 #define CFT__FULL CFT__ATTENTION(CF_MIXER_FULL, 0, 0, 0)
 #define CFT__GATED CFT__ATTENTION(CF_MIXER_FULL, 1, 0, 0)
@@ -929,12 +937,13 @@ static const cf_model cft__models[] = {
      CFT__KINDS_OF(cft__nemotron_nano, "ababacbababacbababacbababacbababacbabababacbabababab", 0)},
 };
 
-/* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16). NVLink and PCIe figures are halved,
-   because the sheets give them for both directions together. Memory: the total that nvidia-smi reports. Network: one
-   200 Gbit/s (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions:
-   causal, head size 128, long sequences, rounded down from the FlashAttention-2 (A100, up to 0.73 forward) and
-   FlashAttention-3 (H100, up to 0.75) papers. Product and link fractions, launch and latency are common experience, not
-   from any publication. Replace them with cf_cost_fit on your own measurements as soon as you can. */
+/* Sources of the table. Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16). NVLink and PCIe
+   figures are halved, because the sheets give them for both directions together. Memory: the total that nvidia-smi
+   reports. Network: one 200 Gbit/s (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems.
+   Attention fractions: causal, head size 128, long sequences, rounded down from the papers on FlashAttention-2 (A100,
+   up to 0.73 forward) and FlashAttention-3 (H100, up to 0.75). Product and link fractions, launch and latency are
+   common experience, without a publication. Replace them with cf_cost_fit on your own measurements as soon as you
+   can. */
 static const cf_gpu cft__gpus[] = {
     /* name, flops, gemm, attention forward and backward, processors,
        bandwidth, memory, nvlink, network, pcie, link, launch, latency */
@@ -946,16 +955,21 @@ static const cf_gpu cft__gpus[] = {
      3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    /* Rates come from published data sheets, second hand (HGX B200 and B300, GB200 and GB300 NVL72, GH200, RTX PRO 6000
-       Workstation Edition, MI300X, MI355X). Fractions are those of the A100 (A800, L40S, RTX) or the H100 (all others);
-       nobody measured them. B200, B300, GB200, GB300: dense bf16 is half of the rate given with sparsity. The B200's
-       memory has 7,680 bits at 3,996 MHz; GB200 and GB300 have four GPUs a node, and NVLink to 72. Hosts are counted at
-       PCIe 5; only the GH200 has its Grace's link, NVLink-C2C, of 900 GB/s in both directions. GH200: the H100's die
-       with 96 GB of HBM3. H800, A800: H100 and A100 (SXM) with NVLink of 400 GB/s in both directions. L40S, RTX: there
-       is no NVLink, so PCIe replaces it; bf16 is twice the float rate of RTX 4090 and 5090, and four times that of the
-       RTX PRO 6000. MI300X, MI355X: seven links of 64 and 76.8 GB/s. MI300X, MI355X, H20, RTX 4090 and 5090: memory is
-       the nominal size; of the others it is what nvidia-smi reports. It is not counted that B300 and GB300 compute
-       exponentials twice as fast. */
+    /* Rates of these GPUs come from published data sheets, second hand (HGX B200 and B300, GB200 and GB300 NVL72,
+       GH200, RTX PRO 6000 Workstation Edition, MI300X, MI355X). Fractions are copied from the A100 (for A800, L40S,
+       RTX) or the H100 (all others), without measurement.
+
+       - B200, B300, GB200, GB300: dense bf16 is half of the rate given with sparsity. The B200's memory has 7,680 bits
+         at 3,996 MHz. GB200 and GB300 have four GPUs a node, and NVLink to 72. Exponentials of B300 and GB300, which
+         are twice as fast, are not modelled.
+       - GH200: the H100's die with 96 GB of HBM3. Its link to the host is NVLink-C2C, 900 GB/s in both directions
+         together; for all others PCIe 5 is assumed.
+       - H800, A800: H100 and A100 (SXM) with NVLink of 400 GB/s in both directions together.
+       - L40S, RTX: PCIe replaces NVLink. bf16 is twice the float rate on RTX 4090 and 5090, and four times on the RTX
+         PRO 6000.
+       - MI300X, MI355X: seven links of 64 and 76.8 GB/s.
+       - Memory is the nominal size for MI300X, MI355X, H20, RTX 4090 and 5090, and nvidia-smi's total for the
+       others. */
     {"b200", 2250e12, 0.70, 0.60, 0.50, 148,
      7.67e12, (int64_t)182630 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"gb200", 2500e12, 0.70, 0.60, 0.50, 148,
@@ -1012,8 +1026,8 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
 
 /* The three kinds of work in a layer, and their kernels. Forward: norm, QKV, rotation, attention, projection, residual,
    norm, gate and up, SwiGLU, down, residual, and appending to the state. Gradient of the inputs: one for each of these;
-   attention has five products instead of two, and reads and writes dK and dV (float) beside K and V. Gradient of the
-   weights: one for each of the seven matrices, which adds to a float accumulator. */
+   attention has five products instead of two, and reads and writes dK and dV (float) in addition to K and V. Gradient
+   of the weights: one for each of the seven matrices, which adds to a float accumulator. */
 typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
 
 typedef struct cft__factor {
@@ -1022,8 +1036,8 @@ typedef struct cft__factor {
     double transfers;   /* 1: tensor-parallel collectives */
     double elementwise; /* factor of a token's element-wise traffic */
     double logits;      /* bytes per logit: written and read about twice */
-    double pair_flops;  /* per pair and number in a row of Q */
-    double pair_bytes;  /* per number in a row of K: each chunk reads its prefix once */
+    double pair_flops;  /* per pair and column of Q */
+    double pair_bytes;  /* per column of K: each chunk reads its prefix once */
     double biases;      /* kernels for an expert's bias */
 } cft__factor;
 
@@ -1048,7 +1062,7 @@ static double cft__glu_bytes(const cf_cost_desc *desc) { return desc->unfused ? 
 static double cft__rotation_bytes(const cf_cost_desc *desc) { return desc->unfused ? 20 : 4; }
 
 /* Returns the element-wise traffic of one token in the layers: two norms, two residuals of 6 h bytes, rotation, SwiGLU.
-   A recurrent layer writes and reads what it keeps once. A row is copied to its experts and back.
+   A recurrent layer writes and reads its kept rows once. A row is copied to its experts and back.
 
    Grouped products add no biases (TransformerEngine, issue 2766). Megatron-LM's experts.py (d98e8a6) adds the bias of
    the down product in float, expert by expert, joins the pieces and casts them: 28 h bytes forward, 40 h backward. Its
@@ -1065,21 +1079,21 @@ static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *s
 }
 
 /* Returns the number of weights in all layers. matrices: weights of a layer's matrices. experts: number of experts in a
-   layer, either those on this GPU or those that a row goes through. */
+   layer, either those on this GPU or those that a row uses. */
 static double cft__weights_of(const cf_shard *shard, int64_t matrices, double experts) {
     double a_layer = (double)matrices + cft__product(experts, (double)shard->expert_size);
     return cft__product((double)shard->layers, a_layer);
 }
 
 /* Returns the factor by which forward attention takes longer because its last wave of blocks is half empty on average.
-   Backward has blocks of keys instead, and a prefix has plenty of keys. */
+   Backward has blocks of keys instead, and a prefix has enough keys. */
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
 }
 
-/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, for which cf_gpu has its fractions.
-   Each pair and head needs one exponential, however narrow the head. A processor computes 16 in a cycle, 28.8 G/s, and
+/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, to which cf_gpu's fractions apply. Each
+   pair and head needs one exponential, however narrow the head is. A processor computes 16 in a cycle, 28.8 G/s, and
    products do not hide them. flops: of the products, per column and pair.
 
    Heads of 64 on an H100: 0.75 forward and 0.86 backward by this formula. FlashAttention-3 reaches 0.77 and 0.84 (497
@@ -1097,8 +1111,8 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* Returns the bytes/s of collectives over data-parallel ranks. The ranks of a node send through its ports side by
-   side. */
+/* Returns the bytes/s of collectives over data-parallel ranks. The ranks of a node send through its ports at the same
+   time. */
 static double cft__data_rate(const cf_cost_desc *desc) {
     const cf_parallel *parallel = &desc->parallel;
     int64_t side_by_side = cft__max(1, desc->gpus_per_node / parallel->tp);
@@ -1113,12 +1127,12 @@ static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* Returns the mean number of places, other than its own, that a row reaches among `n` places with equally many
-   experts. */
+/* Returns the mean number of other places that a row reaches, if its experts are spread over `n` places with equally
+   many experts. */
 static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, double n) {
     double missed = 1, part = (double)shard->reach / (double)(shard->experts * desc->parallel.ep);
     int64_t k;
-    if (part < 1 / n) part = 1 / n; /* at least one of them */
+    if (part < 1 / n) part = 1 / n; /* at least one of the places */
     for (k = 0; k < shard->active; k++) missed *= 1 - 1 / (n * part);
     return (n - 1) * part * (1 - missed);
 }
@@ -1134,9 +1148,9 @@ static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(bytes, across > within ? across : within) / desc->gpu->link;
 }
 
-/* Returns the FLOPs of one row in a layer's mixer that do not depend on its prefix, counted in pairs times columns of
-   Q. They are the rows of a window, or a gated delta rule in blocks of 64 (Yang et al., 2024): six products with the
-   state, five with the block. The rate of such layers was not measured; attention's rate is used. */
+/* Returns the FLOPs of one row in a layer's mixer that do not depend on its prefix, expressed as pairs times columns of
+   Q. They are those of a window's rows, or of a gated delta rule in blocks of 64 (Yang et al., 2024): six products with
+   the state, five with the block. The rate of such layers was not measured; attention's rate is used. */
 static double cft__row_flops(const cf_shard *shard) {
     double window = shard->mixer == CF_MIXER_CHUNKED ? (double)shard->window / 2 : (double)shard->window;
     double keys = shard->out > 0 ? (double)shard->heads * ((double)shard->snapshot / (double)shard->out) : 0;
@@ -1164,8 +1178,8 @@ static double cft__scan_seconds(const cf_cost_desc *desc, const cf_shard *shard)
     return cft__product((double)shard->layers, seconds);
 }
 
-/* Returns the seconds of a layer's mixer: per_token for the FLOPs of cft__row_flops; per_pair for attention, and for
-   making K and V of the prefix from latents again in each chunk. */
+/* Returns the seconds of a layer's mixer. per_token: the FLOPs of cft__row_flops. per_pair: attention, and computing K
+   and V of the prefix from latents again in each chunk. */
 static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
@@ -1294,7 +1308,7 @@ static double cft__owned(const cf_parallel *parallel, double shared, double rout
     return shared / (double)parallel->dp + routed / (double)copies;
 }
 
-/* Returns the seconds for which a pass over a usual chunk waits for its transfers. Both links are used beside the pass.
+/* Returns the seconds for which a pass over a usual chunk waits for its transfers. Both links are used while it runs.
    It waits for the bytes of one layer, and for those that it is too short to hide. */
 static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
                                    const cf_parameters *counted, cft__sent sent) {
@@ -1323,7 +1337,7 @@ static double cft__outputs_away(const cf_cost_desc *desc, int64_t stage) {
 
 /* Adds the exposed transfers of a virtual stage's passes. ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
    the gradients of each backward, and offloaded parts cross the link to the host. outputs: bytes per row of a dropped
-   chunk that cross it, out in F and in again in R. */
+   chunk that cross this link, out in F and in again in R. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
                              double outputs, cf_stage_cost *cost) {
     int zero = desc->parallel.dp > 1 ? (int)desc->parallel.zero : 0;
@@ -1343,7 +1357,7 @@ static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, co
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, weight);
 }
 
-/* Subtracts attention from the forward of one kind's layers, for a replay that has attention's outputs. */
+/* Subtracts attention from the forward of one kind's layers, for a replay that reuses attention's outputs. */
 static void cft__leave_out_attention(const cf_cost_desc *desc, const cf_shard *shard, cf_pass_cost *cost) {
     cost->constant -= cft__product((double)shard->layers, desc->gpu->launch);
     cost->per_token -= cft__pair_seconds(desc, shard, CFT__FORWARD).per_token;
@@ -1411,9 +1425,9 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     return cft__check_time(gpu->latency, "gpu.latency", error);
 }
 
-/* Estimates the seconds of an iteration beside its passes, on the stage with the most parameters. Gradients (float) are
-   reduced over dp and parameters gathered again, unless passes do that. The optimizer reads a float gradient, reads and
-   writes three float states, and writes a bf16 parameter. */
+/* Estimates the seconds of an iteration besides its passes, on the stage with the most parameters. Gradients (float)
+   are reduced over dp and parameters gathered again, unless passes do that. The optimizer reads a float gradient, reads
+   and writes three float states, and writes a bf16 parameter. */
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
@@ -1454,7 +1468,7 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
     timing.stream_backward = 5 * timing.stream_forward; /* also 8 kv twice */
     if (desc->max_cp > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->max_cp);
-    timing.gather_backward = 3 * timing.gather_forward; /* also 8 kv once in each direction */
+    timing.gather_backward = 3 * timing.gather_forward; /* plus 8 kv bytes once in each direction */
     if (timing.stream_forward > 0 || timing.gather_forward > 0) timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
@@ -1502,7 +1516,7 @@ static double cft__stage_scan_seconds(const cf_cost_desc *desc, int64_t stage) {
     return sum;
 }
 
-/* Refuses estimates that are not finite: a rate close to 0 gives times that no double holds. */
+/* Refuses estimates that are not finite: a rate close to 0 gives times too large for a double. */
 static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, const cf_timing *timing, double step,
                                      cf_error *error) {
     double of[sizeof(cf_stage_cost) / sizeof(double)];
@@ -1562,8 +1576,8 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, -1, &first, error));
     CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
-        (void)cf_stage_shard(full.model, &full.parallel, s, -1, &shard, error); /* the first stage succeeded, so this
-                                                                                   does */
+        (void)cf_stage_shard(full.model, &full.parallel, s, -1, &shard, error); /* succeeds, because the first stage
+                                                                                   did */
         most_layers = cft__max(most_layers, shard.layers);
         if (cft__row_bytes(&full, s) > row_bytes) row_bytes = cft__row_bytes(&full, s);
         if (cft__stage_scan_seconds(&full, s) > scan) scan = cft__stage_scan_seconds(&full, s);
@@ -1581,12 +1595,12 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
 /* ================================================================================================================
    >>tune
 
-   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it
-   needs. Then the candidates are simulated in rounds, smallest bounds first. A family is the candidates that differ
-   only in replay, recomputation and window. The families of a round are tried side by side and know nothing of each
-   other; what a round finds decides what the next round leaves out. So the answer is the same however many families run
-   at the same time.
-   ================================================================================================================ */
+   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and of its memory. Then the
+   candidates are simulated in rounds, smallest bounds first. A family is a set of candidates that differ only in
+   replay, recomputation and window. The families of a round are tried independently; the results of a round decide what
+   the next round leaves out. So the answer does not depend on how many families run at the same time.
+   ================================================================================================================
+   */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 #define CFT__NAME(name, text) case name: return text;
@@ -1596,9 +1610,9 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 }
 
 enum {
-    CFT__SIZES = 9, /* ChunkSizes that are tried by default, the longest sequence included */
-    CFT__EVEN = 8,  /* maximum ChunkSizes that are tried because they divide a batch evenly */
-    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks; among more, one partly filled chunk
+    CFT__SIZES = 9, /* number of default ChunkSizes, the longest sequence included */
+    CFT__EVEN = 8,  /* maximum number of ChunkSizes tried because they divide a batch evenly */
+    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks; with more, one partly filled chunk
                        matters little */
     CFT__UNIT = 128 /* even sizes are multiples of this, which suits kernels */
 };
@@ -1648,7 +1662,7 @@ CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stag
 
 /* ---- statistics ---- */
 
-/* Returns the square root, by Newton's steps from above: the same on every platform, without libm. */
+/* Returns the square root, by Newton's method from above: the same on every platform, without libm. */
 static double cft__square_root(double x) {
     double root = x > 1 ? x : 1, next;
     if (!(x > 0)) return 0;
@@ -1673,20 +1687,20 @@ CHUNKFLOW_TUNE_API double cf_tune_confidence(const double *sample, const double 
     }
     quantile = n - 1 <= CFT__COUNT(t) ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
     quantile *= cft__square_root(squares / (double)(n - 1) / (double)n);
-    return quantile > cft__product(1e-12, sample[0]) ? quantile : 0; /* less is rounding of equal numbers */
+    return quantile > cft__product(1e-12, sample[0]) ? quantile : 0; /* less than this is rounding of equal numbers */
 }
 
-/* ---- what the search keeps ---- */
+/* ---- the data of the search ---- */
 
-/* Bytes x 100 per token that a virtual stage holds or (CFT__CHUNK) per token of the chunk in a pass. Times 100, because
-   the allocator's loss in gaps is given in percent. */
+/* Bytes x 100 per token that a virtual stage holds or (CFT__CHUNK) per token of the chunk in a pass. The factor 100 is
+   there because the allocator's loss in gaps is given in percent. */
 enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT__PARTS };
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
     int64_t carry;  /* once per virtual stage while a chain is in backward */
     int64_t dropped; /* per token of dropped chunks, if these are kept in host memory */
-    int64_t staged;  /* per token of the chunk in a pass, twice: the part of `dropped` that is on the device */
+    int64_t staged;  /* per token of the chunk in a pass, doubled: the part of `dropped` that is on the device */
 } cft__weights;
 
 /* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window: bounds of
@@ -1694,7 +1708,7 @@ typedef struct cft__weights {
 enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
 /* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others free as much
-   at less cost: with fused attention, recomputing its inside frees nothing; norms cost as little as the activation. */
+   at less cost. With fused attention, recomputing its inside frees nothing; norms cost as little as the activation. */
 static const struct {
     cf_recompute what;
     int64_t part; /* recomputes 1 / part of a stage's layers */
@@ -1708,7 +1722,7 @@ typedef struct cft__stage {
     cft__weights all;  /* sums over its virtual stages */
     cft__weights most; /* the largest of each weight */
     int64_t fixed;     /* bytes x 100 that it always holds */
-    int64_t room;      /* bytes x 100 for everything that a schedule can change, beside the largest chunk in a pass */
+    int64_t room;      /* bytes x 100 for everything that depends on the schedule, except the largest chunk in a pass */
     cf_action peak;    /* the pass of the current schedule during which the stage holds most */
     int64_t before;    /* number of passes before `peak` in its list */
     int64_t host;      /* bytes in host memory */
@@ -1720,7 +1734,7 @@ typedef struct cft__packing {
     double work[2];      /* mean work of a batch: [0] in a fixed kind, [1] in best */
 } cft__packing;
 
-/* The turn of a family or of a batch; the least key comes first. */
+/* A family's or batch's place in the order; the least key comes first. */
 typedef struct cft__turn {
     double key;
     int64_t first; /* the family's first candidate, or the batch */
@@ -1733,12 +1747,12 @@ typedef struct cft__tuner {
     const int64_t *lengths;
     int64_t n;
     cf_error *error;         /* the caller's record until the search starts; then `record` */
-    cf_error record;         /* some errors in the search are not failures of the search */
+    cf_error record;         /* for errors in the search that are not failures of the search */
     cf_allocator allocator;
     cf_tuning header;        /* initial value of *tuning */
     cf_tuning *tuning;
-    cf_plan *trees;              /* the whole list packed, whose `order` puts the sequences of a tree side by
-                                    side; NULL: no sequences share a prefix */
+    cf_plan *trees;              /* the whole list packed, whose `order` puts the sequences of a tree next to each
+                                    other; NULL: no sequences share a prefix */
     int64_t counts[CFT__LISTS];  /* length of each list */
     int outputs;                 /* where dropped chunks keep outputs, as in cf_memory_desc */
     int moves;                   /* 1: outputs are on the GPU if they fit there, else in host memory */
@@ -1757,7 +1771,7 @@ typedef struct cft__tuner {
 
     /* of the current split and ChunkSize */
     cf_parallel split;       /* with the recomputation of the candidate */
-    cf_memory_desc memory;   /* of the candidate, or of those that need the same memory description */
+    cf_memory_desc memory;   /* of the candidate, or of those with the same description of memory */
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
@@ -1765,7 +1779,7 @@ typedef struct cft__tuner {
     cft__stage *stages;      /* (most_virtual) */
     int64_t *limits;         /* (most_virtual) in bytes x 100, for schedules under the limit */
     cf_memory_load *loads;   /* (most_virtual) at the heaviest pass of its stage */
-    cf_memory_load *streamed; /* (most_virtual) `loads`, but with the maximum of what streams: for host memory */
+    cf_memory_load *streamed; /* (most_virtual) `loads` with the maximum of everything that streams: for host memory */
     cf_memory_report *reports; /* (most_virtual) */
     int64_t fullest;         /* the first stage with the most bytes in `reports` */
     struct cft__relief *reliefs; /* (strides[CFT__REPLAY]) of the split and ChunkSize being bounded */
@@ -1776,12 +1790,14 @@ typedef struct cft__tuner {
     cf_schedule *schedule;
     cf_timeline *timeline;
 
-    int part;                /* of the search: CFT__BOUNDS and so on */
+    int part;                /* current phase of the search: CFT__BOUNDS and so on */
     double worked;           /* work done so far, see cft__report_done */
-    double began, due;       /* of a worker: `worked` when it was hired, and as expected at the end of its piece */
-    double expected;         /* `worked` at the end of the search, as far as known */
-    double of_bounds, of_tries; /* mean work of bounding a split and ChunkSize; mean batches of a family's tries */
-    int64_t reported;        /* maximum of progress.done that the caller was told */
+    /* for a worker: `worked` when it was started, and the value expected at the end of its piece */
+    double began, due;
+    double expected;         /* expected `worked` at the end of the search */
+    /* mean work for bounding a split and ChunkSize; mean number of batches in a family's tries */
+    double of_bounds, of_tries;
+    int64_t reported;        /* largest progress.done reported to the caller */
     int64_t simulated;
     int stop;
 
@@ -1798,15 +1814,15 @@ static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Returns what is noted of all batches as packed for candidate `id`. */
+/* Returns the data about all batches as packed for candidate `id`. */
 static cft__packing *cft__packing_of(const cft__tuner *t, int64_t id) {
     return &t->packings[id / t->strides[CFT__SIZE]];
 }
 
 enum { CFT__BOUNDS, CFT__TRIES };
 
-/* Reports the work done and expected. Work is counted where it is done, not timed: 1 for each pass in each try of best,
-   about 0.1 us. A fixed kind takes 2 for a pass, and other work as many as it takes longer. */
+/* Reports the work done and expected. Work is counted, not timed: 1 for each pass in each try of best, about 0.1 us. A
+   fixed kind counts 2 for a pass, and other work in proportion to its time. */
 static void cft__report_done(cft__tuner *t) {
     double late = t->worked > t->due ? t->worked - t->due : 0;
     cf_tune_progress progress;
@@ -1819,12 +1835,13 @@ static void cft__report_done(cft__tuner *t) {
 
 /* ---- splits ---- */
 
-/* Returns whether every rank has a sequence or its part of one. */
+/* Returns whether every rank has a sequence, or its part of one. */
 static int cft__has_sequences(const cf_tune_desc *desc, const cf_parallel *split, int64_t max_cp) {
     return (split->dp - 1) / cft__max(max_cp, 1) < desc->batch;
 }
 
-/* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence or its part. */
+/* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence or its part of
+   one. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
     if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
@@ -1833,8 +1850,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the maximum number of GPUs, up to `most`, that a layer's experts can lie on; 0 without experts. Returns a
-   given ep as it is. */
+/* Returns the maximum number of GPUs, up to `most`, that can share a layer's experts; 0 without experts. Returns a
+   given ep unchanged. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
@@ -1870,19 +1887,19 @@ static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *s
     return n;
 }
 
-/* Returns whether ranks of a split meet in every pass: with ZeRO 3 they gather parameters, with experts over GPUs they
+/* Returns whether the ranks of a split meet in every pass: with ZeRO 3 to gather parameters, with experts over GPUs to
    exchange rows. */
 static int cft__meets(const cf_tune_desc *desc, const cf_parallel *split) {
     return desc->model != NULL && split->dp > 1 && (split->zero > 2 || split->ep > 1);
 }
 
-/* Returns whether sequences may share prefixes. Trees have no columns, so their ranks cannot run in step. */
+/* Returns whether sequences may share prefixes. Trees have no columns, so their ranks cannot run in lockstep. */
 static int cft__shares(const cf_tune_desc *desc) {
     return desc->pack.shared_prefixes != NULL && desc->pack.min_shared_prefix < INT64_MAX;
 }
 
-/* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, but only 3 if parameters lie in
-   host memory. Where prefixes are shared, ranks do not meet. */
+/* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, but only 3 if parameters are in
+   host memory. With shared prefixes, splits whose ranks meet are left out. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     cf_parallel level = *split;
     int64_t last = split->zero;
@@ -1890,7 +1907,7 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
         level.zero = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
         last = split->pp == 1 && split->dp > 1 ? 3 : level.zero;
     }
-    for (;; level.zero++) { /* a level that was given may be any number */
+    for (;; level.zero++) { /* a given level may be any number */
         if (!cft__shares(desc) || !cft__meets(desc, &level)) n = cft__add_cp_groups(desc, &level, out, n);
         if (level.zero >= last) return n;
     }
@@ -1944,7 +1961,7 @@ static cf_result cft__check_choice(int64_t choice, int64_t count, const char *fi
     return CF_OK;
 }
 
-/* Refuses a member without the member that it needs; given: as the caller has it, without defaults. */
+/* Refuses a member without the member that it needs. given: the caller's options, without defaults. */
 static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
     const struct {
         const char *field;
@@ -2020,7 +2037,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     return CF_OK;
 }
 
-/* Refuses what ranks of trees cannot do. */
+/* Refuses options that ranks with trees do not support. */
 static cf_result cft__check_shares(const cf_tune_desc *desc, cf_error *error) {
     cf_parallel most = desc->parallel;
     if (desc->pack.shared_prefixes != NULL && desc->pack.max_cp > 1)
@@ -2034,7 +2051,7 @@ static cf_result cft__check_shares(const cf_tune_desc *desc, cf_error *error) {
                      "needs ranks in step, for which trees are not laid out");
 }
 
-/* Checks a model's split, or the part of it that is given. */
+/* Checks a model's split, or the given part of it. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel, given = cft__given_split(desc);
     cf_tune_desc nearest = *desc;
@@ -2054,7 +2071,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     if (parallel->layers != NULL && parallel->pp == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
-    CFT__TRY(cf_parallel_validate(desc->model, &given, error)); /* is it wrong for any number of GPUs? */
+    CFT__TRY(cf_parallel_validate(desc->model, &given, error)); /* an error for any number of GPUs */
     nearest.n_gpus = cft__div_up(desc->n_gpus, fixed) * fixed;
     if (nearest.n_gpus > most || cft__list_splits(&nearest, NULL) == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1,
@@ -2123,8 +2140,8 @@ static int cft__keeps_outputs(const cf_model *model) {
 }
 
 /* Lists the reliefs of memory: streams if state does not fit, recomputation if activations do not. With measured costs
-   there are none, because the cost of a relief is unknown. Outputs are no choice: kept in host memory they cost hardly
-   any bytes of the GPU, and little time. */
+   there are none, because the cost of a relief is unknown. Outputs are not a choice: kept in host memory they take
+   hardly any bytes of the GPU, and little time. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int estimated = desc->model != NULL && desc->timing == NULL;
@@ -2196,7 +2213,7 @@ static int64_t cft__longest_of(const int64_t *lengths, int64_t n) {
     return longest;
 }
 
-/* Fills in desc, n, lengths and the counts of the outcome. Refuses every error that can be found without working
+/* Fills in desc, n, lengths and the counts of the result. Reports every error that can be found without working
    space. */
 static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                             cf_error *error) {
@@ -2307,7 +2324,7 @@ static int cft__goes_on(const cft__tuner *t, int64_t id) {
     return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
 }
 
-/* Finds the place where each tree of the list begins, in the order of all sequences. Without shared prefixes, every
+/* Finds the index at which each tree of the list begins, in the order of all sequences. Without shared prefixes, every
    sequence is a tree. */
 static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     cf_pack_desc desc;
@@ -2316,7 +2333,7 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     memset(&desc, 0, sizeof desc);
     desc.shared_prefixes = t->desc.pack.shared_prefixes;
     desc.chunk_size = t->desc.chunk_sizes[t->desc.n_chunk_sizes - 1];
-    desc.min_shared_prefix = 1; /* the draw does not depend on what is packed as shared */
+    desc.min_shared_prefix = 1; /* the draw does not depend on how much sharing is packed */
     desc.allocator = &t->allocator;
     if (desc.shared_prefixes != NULL) CFT__TRY(cf_pack(t->lengths, t->n, &desc, &t->trees, t->error));
     for (i = 0; i < t->n; i++)
@@ -2324,7 +2341,7 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     return CF_OK;
 }
 
-/* Puts a drawn sequence in place `at` of the batches. It shares with the previous sequence, unless it is the first of
+/* Stores a drawn sequence at index `at` of the batches. It shares with the previous sequence, unless it is the first of
    its batch. */
 static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
     int64_t size = t->desc.batch, *tokens = &t->tuning->batch_tokens[at / size], length;
@@ -2337,7 +2354,7 @@ static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
     return *tokens == INT64_MAX ? cft__fail_size(t->error, "lengths") : CF_OK;
 }
 
-/* Draws batches as a data loader would: shuffles the list, hands it out from its start, and shuffles it again at its
+/* Draws batches like a data loader: shuffles the list, hands it out from its start, and shuffles it again at its
    end. */
 static cf_result cft__draw_batches(cft__tuner *t) {
     int64_t i, id, n, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
@@ -2368,18 +2385,19 @@ static void cft__free_plans(cft__tuner *t) {
     t->plan = t->packed = NULL;
 }
 
-/* Returns whether all ranks of the current split run in step: they meet in every pass, or cp groups exchange state. */
+/* Returns whether all ranks of the current split run in lockstep: because they meet in every pass, or cp groups
+   exchange state. */
 static int cft__in_step(const cft__tuner *t, int64_t max_cp) {
     return max_cp > 1 || (t->desc.pack.lockstep && t->split.dp > 1) || cft__meets(&t->desc, &t->split);
 }
 
-/* Returns whether a candidate takes the schedules of paper, whatever kinds were asked for: cp groups on one stage,
-   which has no bubbles. */
+/* Returns whether a candidate uses the schedules of paper, whatever kinds were requested: cp groups on one stage, which
+   has no bubbles. */
 static int cft__takes_paper(const cft__tuner *t, const cf_tune_candidate *c) {
     return c->max_cp > 1 && t->tuning->splits[c->split].pp == 1;
 }
 
-/* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
+/* Replaces t->plan by its columns, because its ranks run in lockstep. The plan itself is then t->packed. */
 static cf_result cft__take_columns(cft__tuner *t, int64_t max_cp) {
     const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp, t->split.pp * t->split.n_virtual);
     t->packed = t->plan;
@@ -2396,7 +2414,7 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     desc.lockstep = c->in_step && desc.method != CF_PACK_NEXT_FIT;
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
-    if (t->tuning->shared_prefixes != NULL && c->in_step) { /* trees only say what is drawn together */
+    if (t->tuning->shared_prefixes != NULL && c->in_step) { /* trees then only decide what is drawn together */
         desc.shared_prefixes = NULL;
         desc.min_shared_prefix = desc.no_copies = 0;
     } else if (t->tuning->shared_prefixes != NULL) {
@@ -2439,7 +2457,7 @@ static int cft__stages_host(const cft__tuner *t) {
 }
 static int cft__uses_host(const cft__tuner *t) { return cft__stages_host(t) || t->memory.offload > 0; }
 
-/* Fills in reports from t->loads, and their host memory from t->streamed, whose loads are never less. */
+/* Fills in reports from t->loads, and their host memory from t->streamed, whose loads are never smaller. */
 static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) {
     int64_t s, pp = t->split.pp, n_v = pp * t->split.n_virtual;
     if (!cft__uses_host(t)) return cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error);
@@ -2470,7 +2488,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     int away;
     CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
     loose = 100 + cf_memory_defaults(memory).fragmentation;
-    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* limits are weighed in this: never 0 */
+    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* the unit of limits: never 0 */
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     away = memory->state_window > 0 || memory->outputs > 1;
@@ -2497,8 +2515,8 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     return cft__weigh_model(&t->memory, v, w, t->error);
 }
 
-/* With host memory in use, subtracts from the room for chunks the ring and what is staged, which the bytes per token
-   leave out. */
+/* If host memory is used, subtracts from the room for chunks the ring and the staged bytes, which the bytes per token
+   do not include. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
     if (!cft__stages_host(t)) return CF_OK;
@@ -2590,7 +2608,7 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
 }
 
 /* Returns the bytes of the fullest stage if every virtual stage holds `load` and runs a pass of load->chunk_tokens
-   rows. cft__check_weights has made sure that no sum overflows. */
+   rows. cft__check_weights has checked that no sum overflows. */
 static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
     for (s = 0; s < t->split.pp; s++) {
@@ -2606,8 +2624,7 @@ static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, 
     return most / 100;
 }
 
-/* The least memory that any schedule needs: bytes of a stage, and the load of each of its virtual stages at that
-   time. */
+/* The least memory of any schedule: bytes of a stage, and the load of each of its virtual stages at that time. */
 typedef struct cft__least {
     int64_t bytes, stage;
     cf_memory_load load;
@@ -2619,19 +2636,19 @@ static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
 }
 
 /* Returns how many chunks of a chain keep their activations if a path keeps at most k. Chains further down the path
-   come first; at least the chunk that runs is kept. last: the last chunk of the chain. */
+   come first; at least the running chunk is kept. last: the last chunk of the chain. */
 static int64_t cft__kept_of(const cf_chunk *last, int64_t k) { return cft__max(1, k - last->below); }
 
-/* Returns whether load a holds at most as much as b in every respect. */
+/* Returns whether no member of load a exceeds b's. */
 static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
     return a->live_tokens <= b->live_tokens && a->state_tokens <= b->state_tokens &&
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* Returns the least bytes of any schedule that keeps the last k chunks of each chain. A chain or standalone chunk by
-   itself needs them at its worst moment, just before the backward of one of its chunks. State grows to a chain's end,
-   so only its last two chunks are examined. With virtual stages only the last one is, because they reach the other
-   backwards at different times. */
+/* Returns the least bytes of any schedule that keeps the last k chunks of each chain. A chain or standalone chunk alone
+   needs them at its worst moment, just before the backward of one of its chunks. State grows to a chain's end, so only
+   its last two chunks are examined. With virtual stages only the last one is, because they reach the other backwards at
+   different times. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, kept, at = 0, alone = -1;
@@ -2648,7 +2665,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
         for (i = 0; i < n; i++) {
             const cf_chunk *c = &plan->chunks[id + i];
             int64_t bytes;
-            if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk, and the first one kept, may be alone */
+            if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk, and the first kept one, may be alone */
             load.live_tokens += c->rows;
             if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].rows;
             load.state_tokens += plan->chunks[id + i].state;
@@ -2681,10 +2698,10 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
     return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 }
 
-/* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although stages differ here. A token
-   weighs what it weighs on the tightest stage: the one with room for the fewest tokens beside the state of the deepest
-   path. Limits of other stages are scaled to leave room for as many tokens as really fit. No limit is below that state
-   and one chunk, because a chain does not always need all of its state at once. */
+/* Sets limits in bytes for a scheduler that weighs a token equally on all stages, although its bytes differ between
+   stages. The weight of a token is that of the tightest stage: the one with room for the fewest tokens in addition to
+   the state of the deepest path. Limits of other stages are scaled to leave room for as many tokens as really fit. No
+   limit is below that state and one chunk, because a chain does not always need all of its state at one time. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
@@ -2715,8 +2732,8 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Returns the bytes x 100 that a stage needs during a pass, beyond what it always holds. held: load of each of its
-   virtual stages. */
+/* Returns the bytes x 100 that a stage needs during a pass, beyond those that it always holds. held: load of each of
+   its virtual stages. */
 static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_memory_load *held) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t weight = 0, inputs = 0, two_inputs = 0, j;
@@ -2732,7 +2749,7 @@ static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_me
     return weight;
 }
 
-/* Puts the load during a stage's heaviest pass into t->loads, and the pass into t->stages. moments: load while each
+/* Stores the load during a stage's heaviest pass in t->loads, and the pass in t->stages. moments: load while each
    action of the stage's list runs. */
 static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_load *moments) {
     const cf_schedule *schedule = t->schedule;
@@ -2760,8 +2777,8 @@ static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_loa
     }
 }
 
-/* Fills in t->streamed with maxima over all moments, which host memory must hold. The ring on the device exists all the
-   time, so t->loads gets at least one token of state if the stage ever streams any. */
+/* Fills in t->streamed with maxima over all moments, which host memory must hold. The ring on the device always exists,
+   so t->loads gets at least one token of state if the stage ever streams any. */
 static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_load *moments, int64_t count) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t i;
@@ -2819,7 +2836,7 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_shape
     return CF_OK;
 }
 
-/* Starts a tuner for questions about one plan, without a search. *scratch: its working space. */
+/* Starts a tuner for work on one plan, without a search. *scratch: its working space. */
 static cf_result cft__start_alone(cft__tuner *t, const cf_memory_desc *desc, const cf_plan *plan,
                                   const cf_shape *shape, const cf_allocator *allocator, cf_error *error,
                                   void **scratch) {
@@ -2988,7 +3005,7 @@ static void cft__set_infeasible(cf_tune_candidate *c, const cf_memory_report *me
     c->stage = stage;
 }
 
-/* Notes the peak of a schedule that fits. */
+/* Records the peak of a schedule that fits. */
 static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     int64_t stage = t->fullest;
     const cft__stage *own = &t->stages[stage];
@@ -3011,15 +3028,15 @@ static int cft__moves_away(const cft__tuner *t, const cf_tune_candidate *c) {
     return cft__may_move(t, c) && c->status == CF_TUNE_INFEASIBLE;
 }
 
-/* Returns whether no schedule of the current plan fits that keeps K chunks of each chain, as the fixed kinds promise.
-   Under a limit they would keep fewer: that is a candidate with a smaller K. */
+/* Returns whether no schedule of the current plan fits that keeps K chunks of each chain, as the fixed kinds do. Under
+   a limit they would keep fewer: that is a candidate with a smaller K. */
 static int cft__needs_too_much(const cft__tuner *t, const cf_tune_candidate *c) {
     int64_t k = c->kind == CF_SCHEDULE_BEST ? 1 : c->k;
     return cft__least_bytes(t, k, c->replay == CF_REPLAY_LOCAL).bytes > t->tuning->limit_bytes;
 }
 
-/* Schedules one rank of one batch: without a limit and, if that does not fit, under one. A limit holds no outputs down
-   that may move to host memory. */
+/* Schedules one rank of one batch: without a limit and, if that does not fit, under one. No limit is used if moving
+   outputs to host memory is possible. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
@@ -3056,7 +3073,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 }
 
 /* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. With
-   equally long sequences most ranks have. With trees it returns 0, because the load of other ranks matters too. */
+   equally long sequences most ranks do. With trees it returns 0, because the load of other ranks also matters. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->chunks_per_rank], *b = a + plan->chunks_per_rank, *end = b;
     if (plan->order != NULL) return 0;
@@ -3069,7 +3086,7 @@ static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
 
 /* ---- bounds ---- */
 
-/* Amounts of chunks; cost x amount is seconds. */
+/* Amounts of a pass's work; cost x amount is seconds. */
 typedef struct cft__amount {
     double chunks, rows, pairs;
 } cft__amount;
@@ -3094,7 +3111,7 @@ static void cft__take_least(cft__amount *least, const cf_chunk *c) {
 
 /* Adds a lower bound of the replays of a chain with more than k chunks: n - k of them. Each full slice costs more than
    the previous one, except the last, which is shorter; so the cheapest n - k are known. Other slices have no known
-   order, and each counts as the cheapest of all. */
+   order, and each counts as much as the cheapest of all. */
 static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
     int full = t->plan->split == CF_SPLIT_FULL;
     cft__amount least = {0, 0, 0};
@@ -3111,7 +3128,7 @@ static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_
     sum->pairs += full ? least.pairs : cft__product(least.pairs, (double)(n - k));
 }
 
-/* Returns the lesser of two costs, term by term, which is a lower bound of both. */
+/* Returns the smaller of two costs, term by term, which is a lower bound of both. */
 static cf_pass_cost cft__least_cost(const cf_pass_cost *a, const cf_pass_cost *b) {
     cf_pass_cost least = *a;
     if (b->constant < least.constant) least.constant = b->constant;
@@ -3147,12 +3164,12 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     least.backward = c.backward;
     if (!t->splits || (cft__is_free(&c.input) && cft__is_free(&c.weight))) return least;
     if (!cft__is_free(&c.input) && !cft__is_free(&c.weight)) least.backward = cft__least_cost(&c.backward, &parts);
-    else memset(&least.backward, 0, sizeof least.backward); /* half measured: the bound is 0 */
+    else memset(&least.backward, 0, sizeof least.backward); /* only half of it was measured: the bound is 0 */
     return least;
 }
 
 /* Returns the largest load of a stage: its work, plus the shortest way to it and back from it. If a backward may be
-   split, nothing need follow the last pass of a stage. */
+   split, nothing needs to follow the last pass of a stage. */
 static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     const cf_plan *plan = t->plan;
     cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
@@ -3197,7 +3214,7 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     return cft__product(most, 1 - 1e-12) + t->step_seconds;
 }
 
-/* One form of recomputation, offload and stream of a split and ChunkSize: its set-up, and the memory that it needs. */
+/* One combination of recomputation, offload and stream for a split and ChunkSize: its settings, and its memory. */
 typedef struct cft__relief {
     cf_parallel split;
     cf_memory_desc memory;
@@ -3210,8 +3227,8 @@ typedef struct cft__relief {
                               1, because `best` may keep fewer */
 } cft__relief;
 
-/* Notes the bounds of the candidates of a point, which differ only in kind from `first`, for the current batch. bound:
-   their time, or NULL; that of the first window holds for all, because a stream makes nothing faster. */
+/* Stores the bounds of the candidates of a point, which differ only in kind from `first`, for the current batch. bound:
+   of their time, or NULL; that of the first window holds for all, because a stream makes nothing faster. */
 static void cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
                             const cft__least *least) {
     int64_t kind, w;
@@ -3251,7 +3268,7 @@ static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__
 }
 
 /* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 on the GPU, 2 in host memory. away: 1 if they do
-   not fit on the GPU. With a state_window it is 1, because streaming takes them to host memory anyway. */
+   not fit on the GPU. With a state_window it is 1, because streaming moves them to host memory in any case. */
 static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away) {
     int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
     return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;
@@ -3289,7 +3306,7 @@ static cf_result cft__set_up_relief(cft__tuner *t, int64_t first, cft__relief *r
     t->stages = relief->stages;
     memset(relief->most, 0, (size_t)(t->desc.n_replays * t->desc.n_ks) * sizeof *relief->most);
     c.replay = CF_REPLAY_LOCAL;
-    c.outputs = cft__keeps(t, &c, 0); /* takes the least time; the least memory where they are away */
+    c.outputs = cft__keeps(t, &c, 0); /* takes the least time; with outputs in host memory it takes the least memory */
     CFT__TRY(cft__set_up(t, &c));
     t->memory.outputs = cft__keeps(t, &c, 1);
     if (t->memory.outputs != c.outputs) CFT__TRY(cft__set_weights(t, c.chunk_size));
@@ -3300,7 +3317,7 @@ static cf_result cft__set_up_relief(cft__tuner *t, int64_t first, cft__relief *r
     return CF_OK;
 }
 
-/* Notes the current batch as packed. Its work is that of a schedule of each rank, and of packing. */
+/* Records the current batch as packed. Its work is that of a schedule of each rank, and of packing. */
 static void cft__note_packing(const cft__tuner *t, cft__packing *packing) {
     double part = 1 / (double)(t->desc.n_batches + 1);
     int best;
@@ -3326,8 +3343,8 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     return CF_OK;
 }
 
-/* Says what candidates of a relief need that cannot fit. Unlike bytes per token, a report has the ring of a stream.
-   best: 1 for those of kind best. first, end: the candidates of the split and ChunkSize. */
+/* Fills in the need of a relief's candidates that cannot fit. Unlike bytes per token, a report includes the ring of a
+   stream. best: 1 for those of kind best. first, end: the candidates of the split and ChunkSize. */
 static cf_result cft__report_relief(cft__tuner *t, int64_t way, int best, int64_t first, int64_t end) {
     const cft__least *reported = NULL;
     int64_t id, v;
@@ -3341,7 +3358,7 @@ static cf_result cft__report_relief(cft__tuner *t, int64_t way, int best, int64_
         if (reported == NULL || memcmp(reported, least, sizeof *least) != 0) CFT__TRY(cft__report_stages(t, "lengths"));
         reported = least;
         bytes = cft__stages_host(t) ? t->reports[least->stage].total : least->bytes;
-        if (bytes <= c->bytes) continue; /* a schedule was tried before */
+        if (bytes <= c->bytes) continue; /* a schedule has been tried */
         cft__set_infeasible(c, &t->reports[least->stage], bytes, least->stage,
                             best ? "a chunk of a chain does not fit, even alone"
                                  : "K chunks of a chain do not fit, even alone");
@@ -3404,8 +3421,8 @@ static void cft__work(void *context, int64_t i) {
     worker->result = t->work(worker, t->turns[t->first_index + i].first);
 }
 
-/* Starts a worker. It gets everything known so far, and has its own working space. began: work that is done by the time
-   that it starts, or nearly. expected: its own. */
+/* Starts a worker, with its own working space and everything known so far. began: work that will about be done when it
+   starts. expected: its own work. */
 static void cft__hire(const cft__tuner *t, cft__tuner *worker, double began, double expected) {
     const cft__tuner own = *worker;
     *worker = *t;
@@ -3461,8 +3478,8 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     return result;
 }
 
-/* Bounds all candidates of one split and ChunkSize, given the reliefs' room. The batch for memory comes first, because
-   it shows soonest that none fits. */
+/* Bounds all candidates of one split and ChunkSize, with the reliefs' memory. The batch for memory comes first, because
+   it shows soonest if none fits. */
 static cf_result cft__bound_batches(cft__tuner *t, int64_t first) {
     int64_t batch, way, id = first, end = first + t->strides[CFT__SIZE];
     for (way = 0; way < t->strides[CFT__REPLAY]; way++)
@@ -3528,7 +3545,7 @@ static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
         tuning->ranking[place] = before;
     }
     tuning->ranking[place] = id;
-    tuning->winner = tuning->ranking[0]; /* until all are known */
+    tuning->winner = tuning->ranking[0]; /* provisional, until all are known */
 }
 
 static void cft__give_up(cf_tune_candidate *c, const char *why) {
@@ -3560,7 +3577,7 @@ static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
 }
 
 /* Projects the mean time of candidate `id`, whose first m batches take `sum` seconds. It assumes that the other batches
-   exceed their bounds by the same factor, so it matters little which batches came first. */
+   exceed their bounds by the same factor, so the choice of first batches matters little. */
 static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double sum) {
     const double *bounds = &t->bounds[id * t->desc.n_batches];
     double first = 0, all = 0;
@@ -3608,7 +3625,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     int64_t i, rank, first;
     CFT__TRY(cft__pack_batch(t, c, batch));
     if (cft__needs_too_much(t, c)) {
-        c->status = CF_TUNE_INFEASIBLE; /* the bounds say what it needs */
+        c->status = CF_TUNE_INFEASIBLE; /* the bounds have its need */
         return CF_OK;
     }
     (void)cft__find_bound(t, c->k, &first);
@@ -3631,8 +3648,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     return CF_OK;
 }
 
-/* Resets a candidate to its beginning, in any status, and sets up its costs and memory. away: 1 if its outputs do not
-   fit on the GPU. */
+/* Resets a candidate of any status, and sets up its costs and memory. away: 1 if its outputs do not fit on the GPU. */
 static cf_result cft__begin(cft__tuner *t, int64_t id, int away) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i;
@@ -3646,7 +3662,7 @@ static cf_result cft__begin(cft__tuner *t, int64_t id, int away) {
     return cft__set_up(t, c);
 }
 
-/* Simulates a candidate that has begun, batch by batch. The batch for memory follows the first, unless that was too
+/* Simulates a candidate that was reset, batch by batch. The batch for memory follows the first, unless that was too
    slow. */
 static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
@@ -3671,14 +3687,15 @@ static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
         if (lap.m < n - 1) cft__report_done(t);
     }
     c->status = CF_TUNE_OK;
-    for (i = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
+    /* in one order for all candidates, so that equal times give equal sums */
+    for (i = 0; i < n; i++) sum += seconds[i];
     c->seconds = sum / (double)n;
     c->confidence = cf_tune_confidence(seconds, NULL, n);
     return CF_OK;
 }
 
-/* Simulates a candidate; if its outputs do not fit on the GPU, again with them in host memory. forced: to the end,
-   however slow, even if the candidate was given up before. */
+/* Simulates a candidate; if its outputs do not fit on the GPU, again with them in host memory. forced: runs all
+   batches, however slow, even if the candidate was given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int away;
@@ -3693,14 +3710,14 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     return CF_OK;
 }
 
-/* Returns the original of a candidate, whose schedules it repeats. It follows same_as, because an original may later be
-   found to be a copy itself. */
+/* Returns the original of a candidate that repeats its schedules. It follows same_as repeatedly, because an original
+   may later turn out to be a copy itself. */
 static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
     while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
 }
 
-/* Gives up a candidate for another one that is as good, if it is known how good that one is. Returns whether it did. */
+/* Gives up a candidate for another one that is as good, if the other's result is known. Returns whether it did. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
     int tried = other->status == CF_TUNE_OK || other->status == CF_TUNE_DOMINATED;
@@ -3722,13 +3739,13 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     return cft__is_tried(t, id) && !c->limited && c->status != CF_TUNE_INFEASIBLE;
 }
 
-/* Returns whether a candidate's schedules cut backwards which the columns of its cp groups price whole. */
+/* Returns whether a candidate's schedules split backwards, though the columns of its cp groups price whole ones. */
 static int cft__cuts_groups(const cf_tune_candidate *c) {
     return c->max_cp > 1 && c->kind == CF_SCHEDULE_ZERO_BUBBLE;
 }
 
-/* Returns whether another candidate's outcome makes this one needless; then its status says why. All K that no chain
-   exceeds make the same schedules, and so do both forms of replay if nothing is replayed. */
+/* Returns whether another candidate's result makes this one needless; its status then has the reason. All K that no
+   chain exceeds make the same schedules, and so do both forms of replay if nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = cft__packing_of(t, id)->most_chunks;
@@ -3764,8 +3781,8 @@ static int cft__compare_turns(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Puts the batches with the largest bounds first: they carry the list's long sequences and show most of a candidate's
-   time. */
+/* Puts the batches with the largest bounds first: they have the list's long sequences and account for most of a
+   candidate's time. */
 static void cft__order_batches(cft__tuner *t) {
     int64_t i, id, n = t->desc.n_batches;
     for (i = 0; i < n; i++) {
@@ -3776,7 +3793,7 @@ static void cft__order_batches(cft__tuner *t) {
     qsort(t->order, (size_t)n, sizeof *t->order, cft__compare_turns);
 }
 
-/* Sorts families by the least bound of the candidates that are left to try. */
+/* Sorts families by the least bound of their remaining candidates. */
 static void cft__sort_turns(cft__tuner *t, int64_t family) {
     int64_t i, id;
     t->family = family;
@@ -3795,8 +3812,8 @@ static void cft__sort_turns(cft__tuner *t, int64_t family) {
 
 /* ---- trying candidates ---- */
 
-/* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for
-   another of the family, so they are tried one after the other. */
+/* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for another of
+   the family, so they are tried one after another. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id;
     for (id = first; id < first + t->family && !t->stop; id++) {
@@ -3819,10 +3836,10 @@ static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
     return CF_OK;
 }
 
-/* Finds an answer soon, before anything is known. Goes through the splits from most tensor parallelism down, and takes
-   the first whose first kind, or second where cp groups cannot have that, fits with the least K and a usual ChunkSize.
-   That is without relief or, if none fits, with all relief. Nothing is reported before: whoever ended the search sooner
-   would have nothing. */
+/* Finds an answer quickly, before anything is known. It goes through the splits from the most tensor parallelism down,
+   and takes the first that fits with the least K and a usual ChunkSize. It uses the first kind, or the second if cp
+   groups do not support that. It tries no relief first and, if nothing fits, all reliefs. No progress is reported
+   before, because a search ended sooner would have no answer. */
 static cf_result cft__find_first(cft__tuner *t) {
     enum { CFT__USUAL = 8192 };
     int64_t n = t->tuning->n_splits, i, size = 0;
@@ -3853,8 +3870,8 @@ static double cft__least_bound(const cft__tuner *t) {
     return least;
 }
 
-/* Returns the batches, as work, of families that may still be tried: one batch of each. Candidates count whose bound is
-   below the best time or, as long as that is far from the least bound, within 10 % of it. */
+/* Returns the work of one batch of each family that may still be tried. Candidates count if their bound is below the
+   best time or, as long as that is far from the least bound, within 10 % of the least bound. */
 static double cft__look_ahead(const cft__tuner *t) {
     double reach = cft__to_beat(t), nearby = cft__product(1.1, cft__least_bound(t)), sum = 0;
     int64_t family = t->strides[CFT__KIND], first, id;
@@ -3870,7 +3887,7 @@ static double cft__look_ahead(const cft__tuner *t) {
     return sum;
 }
 
-/* Finds what work is expected of the whole search. first: the next turn. */
+/* Updates the expected work of the whole search. first: the next turn. */
 static void cft__expect(cft__tuner *t, int64_t first) {
     const cf_tuning *tuning = t->tuning;
     double work = cft__product(t->of_tries, cft__look_ahead(t));
@@ -3880,13 +3897,13 @@ static void cft__expect(cft__tuner *t, int64_t first) {
     t->expected = t->due = t->worked + work;
 }
 
-/* Goes through all families in rounds. The first rounds are small: the sooner something is known, the less is tried in
-   vain. */
+/* Goes through all families in rounds. The first rounds are small: the sooner results are known, the fewer tries are
+   wasted. */
 static cf_result cft__try_all(cft__tuner *t, int part) {
     static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__try_family};
     int64_t i, j, id, n, size = 1;
     double began = t->worked, last = -1, tried = 0;
-    double most = cft__product(2.5, t->of_tries); /* the first tries take more than others */
+    double most = cft__product(2.5, t->of_tries); /* the first tries take longer than others */
     t->work = works[part];
     t->part = part;
     for (i = 0; i < t->n_families && !t->stop; i += n) {
@@ -3926,8 +3943,8 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     c->behind_confidence = cf_tune_confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
 }
 
-/* Returns whether a candidate is as fast as the fastest, within the tolerance. A difference above that counts even if
-   it is uncertain, so that the winner is never slower than promised. */
+/* Returns whether a candidate is as fast as the fastest, within the tolerance. A larger difference counts even if it is
+   uncertain, so that the winner is never slower than promised. */
 static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
     if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
@@ -3965,8 +3982,8 @@ static void cft__choose_winner(cft__tuner *t) {
 
 /* ---- even sizes ---- */
 
-/* Returns the ChunkSize that deals a batch out in about `part` times the chunks that a rank has so far, or 0 if it was
-   tried already. It has room for 6 % more than the mean batch, for packing and for differences between batches. */
+/* Returns the ChunkSize that divides a batch into about `part` times as many chunks as a rank has so far, or 0 if it
+   was tried already. It has room for 6 % more than the mean batch, for packing and for differences between batches. */
 static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best, double part) {
     int64_t unit = t->desc.pack.align > 1 ? t->desc.pack.align : 1, chunks, size, id;
     double tokens = 0;
@@ -3980,7 +3997,7 @@ static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best
     return size <= CF_MAX_CHUNK_SIZE ? size : 0;
 }
 
-/* Tries sizes between those tried so far, which deal batches out more evenly, for the split of the winner. */
+/* Tries intermediate sizes, which divide batches more evenly, for the split of the winner. */
 static cf_result cft__try_even_sizes(cft__tuner *t) {
     static const double parts[CFT__EVEN] = {1.68, 1.41, 1.19, 1.09, 0.92, 0.84, 0.71, 0.6};
     cf_tuning *tuning = t->tuning;
@@ -4004,7 +4021,7 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
     return CF_OK;
 }
 
-/* ---- the whole of it ---- */
+/* ---- the whole search ---- */
 
 /* Estimates the time of a candidate that was given up before all batches were tried. */
 static void cft__estimate(cft__tuner *t, int64_t id) {
@@ -4037,10 +4054,11 @@ static cf_result cft__tune_all(cft__tuner *t) {
     int64_t id;
     for (id = 0; id < tuning->n_candidates; id += t->strides[CFT__SIZE])
         cft__fill_size(t, id, cft__index(t, id, CFT__SPLIT), t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)]);
-    t->of_bounds = (double)(t->strides[CFT__REPLAY] * t->desc.n_ks * t->desc.n_batches) * 30; /* until they are known */
+    /* provisional, until they are known */
+    t->of_bounds = (double)(t->strides[CFT__REPLAY] * t->desc.n_ks * t->desc.n_batches) * 30;
     t->of_tries = (double)t->desc.n_batches / (t->desc.n_exact > 0 ? 1 : 2) + 1;
     CFT__TRY(cft__draw_batches(t));
-    cft__order_batches(t); /* as drawn, because no bound is known */
+    cft__order_batches(t); /* in the drawn order, because no bound is known */
     CFT__TRY(cft__find_first(t));
     CFT__TRY(cft__search(t));
     cft__choose_winner(t);
@@ -4051,7 +4069,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Does everything except allocating the outcome, to which t->tuning points. */
+/* Does everything except allocating the result, to which t->tuning points. */
 static cf_result cft__tune_in(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cf_error *error = t->error;
