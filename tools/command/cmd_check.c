@@ -315,6 +315,7 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
         return cli_usage("check", "%s: its replays take attention's outputs: --outputs must say where they lie",
                          cli_input_name(file->path));
     }
+    pipe.rank = schedule->shape.rank;
     t.pipe = &pipe;
     code = validate_schedule(asked, &pipe, file, plan, schedule, saved);
     if (code == CLI_OK && saved && saved->has_times) {

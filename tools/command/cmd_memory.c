@@ -15,11 +15,12 @@ typedef struct memory_options {
     term_options terms;
     int unfused_attention;
     const char *gpu, *fit;
+    int64_t reserve;
     int tsv;
     const char *json;
 } memory_options;
 
-static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS};
+static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS, .reserve = CF_TUNE_RESERVE};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(memory_options, modelling),
@@ -41,7 +42,8 @@ static const cli_option options[] = {
     {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
      .help = "attention that writes out its scores"},
     {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(memory_options, gpu),
-     .help = "compare with this GPU's memory"},
+     .help = "compare with this GPU's memory, less the reserve"},
+    RESERVE_OPTION(memory_options, reserve),
     {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, fit),
      .help = "take --runtime and --fragmentation from peaks that you measured\n"
      "with this model and split: a line each, CHUNK_SIZE K CONTEXT BYTES"},
@@ -281,10 +283,11 @@ static void write_reports(cli_output *to, const memory_options *asked, const mem
     json_write_end(&w);
 }
 
-static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest) {
-    double left = modelling_gib(gpu->memory - fullest->total);
-    printf("%-17s %.1f GiB: %.2f GiB %s\n", gpu->name, modelling_gib(gpu->memory), left < 0 ? -left : left,
-           left < 0 ? "too little" : "to spare");
+static void print_comparison(const cf_gpu *gpu, int64_t reserve, const cf_memory_report *fullest) {
+    double left = modelling_gib(gpu->memory - gpu->memory / 100 * reserve - fullest->total);
+
+    printf("%-17s %.2f GiB less the reserve of %lld %%: %.2f GiB %s\n", gpu->name, modelling_gib(gpu->memory),
+           (long long)reserve, left < 0 ? -left : left, left < 0 ? "too little" : "to spare");
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -431,7 +434,7 @@ static int print_all(const memory_options *asked, const packing *list, const mod
     if (asked->live == 0 && n > 1 && m->parallel.n_virtual == 1)
         printf("chunks            stage s keeps K or %lld - s, whichever is more, as in 1f1b; in paper K + %lld - s.\n"
                "                  plan and tune count what a schedule really keeps\n", (long long)n, (long long)n - 1);
-    if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
+    if (gpu) print_comparison(gpu, asked->reserve, &reports[fullest_stage(reports, n)]);
     return code == CLI_OK ? print_token_bytes(desc) : code;
 }
 

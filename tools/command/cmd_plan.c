@@ -688,7 +688,7 @@ static int check_outputs(const plan_options *asked) {
     for (i = 0; i < N_OUTPUTS; i++)
         if (table_check("plan", asked->tsv, output_options[i], asked->paths[i]) != CLI_OK) return CLI_WRONG;
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
-    if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
+    if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json, which has them");
     if (asked->all_ranks && asked->microbatch_order)
         return cli_usage("plan", "--microbatch-order numbers the chunks of one rank, --all-ranks wants those of all");
     for (i = 0; i < N_OUTPUTS; i++)

@@ -879,6 +879,7 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
     if (!run->memory) return;
     printf("peak memory       %.2f GiB on stage %lld", modelling_gib(run->memory[run->fullest].total),
            (long long)run->fullest);
+    if (p->model.parallel.dp > 1) printf(" of rank %lld", (long long)p->rank);
     if (p->gpu_bytes > 0)
         printf(", %s the %.2f GiB %s", pipeline_fits(p, run) ? "of" : "MORE THAN", modelling_gib(p->gpu_bytes),
                pipeline_room_words(p));
@@ -896,7 +897,7 @@ void pipeline_print_times(const cf_timeline *timeline, int unit_cost, int estima
     printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
            100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
     if (timeline->stream_waits > 0)
-        printf("waits for state   %s passes are longer for their stream, by %s %s of %s in all\n",
+        printf("waits for state   %s passes wait for their state, %s %s of %s in all\n",
                cli_commas(timeline->stream_waits), say(timeline->stream_seconds), pipeline_unit(unit_cost),
                say(timeline->busy));
 }

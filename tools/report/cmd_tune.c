@@ -913,6 +913,19 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
+/* Prints how many batches have a sequence over half the longest, if not all do: the verdict depends on their share. */
+static void print_share(const tune_job *job, const cf_tuning *tuning) {
+    int64_t i, j, half = tune_longest(job) / 2, with = 0;
+
+    for (i = 0; i < tuning->n_batches; i++) {
+        for (j = 0; j < tuning->batch && tuning->batches[i * tuning->batch + j] <= half; j++) continue;
+        with += j < tuning->batch;
+    }
+    if (with < tuning->n_batches)
+        printf("                  sequences of more than %s tokens, half the longest: in %s of the %s batches\n",
+               cli_commas(half), cli_commas(with), cli_commas(tuning->n_batches));
+}
+
 static int print_tuning(const tune_outcome *o) {
     const tune_job *job = o->job;
     const cf_tuning *tuning = o->tuning;
@@ -926,6 +939,7 @@ static int print_tuning(const tune_outcome *o) {
     if (tuning->winner >= 0) {
         tune_say_verdict(o, verdict, sizeof verdict);
         printf("verdict           %s\n", verdict);
+        print_share(job, tuning);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         baseline_print_recipe(recipe, tuning->candidates[tuning->winner].seconds);
