@@ -1,8 +1,8 @@
 /* chunkflow_tune.h - decisions before training: pass costs, ChunkSize, K and schedule - MIT or public domain.
 
-   What it is. A second library beside chunkflow.h, for the time before the first step. It estimates the seconds of
+   What it is. A second library next to chunkflow.h, for the time before the first step. It estimates the seconds of
    every pass from a model and a GPU, or fits them to your measurements. It searches for the ChunkSize, K and schedule
-   with the shortest iteration that fits into memory. A trainer that has its settings does not need it.
+   with the shortest iteration that fits into memory. A trainer with fixed settings does not need it.
 
    How to use it. In ONE C or C++ file, which may be the one that holds chunkflow.h's implementation or another:
 
@@ -10,9 +10,9 @@
        #include "chunkflow_tune.h"
 
    and everywhere else just #include "chunkflow_tune.h". Define CHUNKFLOW_TUNE_STATIC instead to make all functions
-   private to the file; this includes the implementation. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to
-   override the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless you already
-   have.
+   private to the file; this includes the implementation. Define CHUNKFLOW_TUNE_API yourself (for example as a DLL
+   export) to override the linkage. It needs only libc and the public functions of chunkflow.h, which it includes unless
+   you already have.
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
@@ -25,10 +25,10 @@
    What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for other
    models give cf_tune your own timing and bytes per token. Estimated seconds are good enough to choose between
    settings; once you have measured passes, fit costs to them. There is no global state. Objects, defaults, errors,
-   allocators and checks work as in chunkflow.h, and the same input gives the same bytes out on every platform.
+   allocators and checks work as in chunkflow.h, and the same input gives the same output bytes on every platform.
 
-   Words are those of chunkflow.h. Besides: a candidate is one combination of settings that the search tries; a split is
-   a way to put the model on GPUs (cf_parallel).
+   Words are those of chunkflow.h. In addition, a candidate is one combination of settings that the search tries, and a
+   split is a way to distribute the model over GPUs (cf_parallel).
 
    A complete program (C++ people write {} for {0})
 
@@ -540,8 +540,8 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
    of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
-/* Returns half of the 95 % confidence interval of the mean of n numbers that may be taken for normal (Student's t); 0
-   for fewer than two. minus (NULL is allowed): subtracted from `sample`, number by number. */
+/* Returns half of the 95 % confidence interval (Student's t) of the mean of n numbers, assumed to be normal; 0 for
+   fewer than two. minus (may be NULL): subtracted from `sample`, number by number. */
 CHUNKFLOW_TUNE_API double cf_tune_confidence(const double *sample, const double *minus, int64_t n);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -3597,9 +3597,9 @@ typedef struct cft__lap {
     double at_least; /* their seconds, and the bounds of the other batches */
 } cft__lap;
 
-/* Returns why a candidate is given up if its next batch takes at least `seconds`, or NULL. A race gives it up for a
-   projection only if a lower bound of its time proves that it is not the fastest. Even sizes are not of the caller's
-   list, and a projection is enough. */
+/* Returns the reason for giving up a candidate whose next batch takes at least `seconds`, or NULL. A race gives it up
+   for a projection only if a lower bound of its time proves that it is not the fastest. For even sizes, which are not
+   in the caller's list, a projection is enough. */
 static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, const cft__lap *lap, double seconds) {
     const cf_tuning *tuning = t->tuning;
     int64_t id = c - tuning->candidates, n = t->desc.n_batches;
