@@ -17,7 +17,7 @@ static void one_pass(const cf_plan *plan, const cf_step *step) { /* your forward
 int main(void) {
     const int64_t lengths[] = {900, 14000, 350, 2600}; /* tokens of each sequence of the batch */
     cf_pack_desc packing = {.chunk_size = 4096};
-    cf_schedule_desc order = {.shape = {.k = 1}}; /* chunks of a sequence that keep activations; best, local replay */
+    cf_schedule_desc order = {.shape = {.k = 1}}; /* K: chunks of a sequence that keep their activations at once */
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     cf_steps *steps = NULL;

@@ -95,7 +95,8 @@ static void print_data(const documents *d) {
     printf("data: %lld documents, %lld tokens, longest %lld", (long long)d->count, (long long)d->first[d->count],
            (long long)longest);
     if (d->n_cut > 0)
-        printf(" (%lld of %lld files were cut at blank lines)", (long long)d->n_cut, (long long)d->n_files);
+        printf(" (%lld of %lld files, longer than --max-length, were cut at blank lines)", (long long)d->n_cut,
+               (long long)d->n_files);
     printf("\n");
 }
 

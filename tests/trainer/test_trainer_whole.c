@@ -988,8 +988,9 @@ static void check_data_line(const setup *s, const text *d) {
     int n = snprintf(wanted, sizeof wanted, "data: %d documents, %d tokens, longest %d", (int)d->count,
                      (int)d->first[d->count], (int)longest);
     if (d->n_cut > 0)
-        snprintf(wanted + n, sizeof wanted - (size_t)n, " (%d of %d files were cut at blank lines)", (int)d->n_cut,
-                 (int)d->n_files);
+        snprintf(wanted + n, sizeof wanted - (size_t)n,
+                 " (%d of %d files, longer than --max-length, were cut at blank lines)",
+                 (int)d->n_cut, (int)d->n_files);
     CHECK_STR(line_of("data: "), wanted);
     snprintf(wanted, sizeof wanted, "model: %d parameters (float64), %d layers, hidden %d; chunk size %d, K %d",
              (int)weights_of(s).count, (int)s->layers, (int)s->hidden, (int)whole_of(s->words, "--chunk-size", 256),
