@@ -57,7 +57,8 @@
    layer's out and lse. In the R, cf_layer_attention_forward returns these.
 
    It has run on one device, an H200 (tools/bench/results/h200.txt). Not yet run on a device: the choice of wgmma by
-   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, sinks, and cf_attention_add. Tile sizes
+   AUTO, two stages of Q in its forward, descriptors that its loops hold, kernels that take a number's type at run time,
+   cf_layer_attention_*, kept outputs, sinks, and cf_attention_add. Tile sizes
    follow the published tuning of such kernels on sm_80. Registers and shared memory are stated at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
@@ -694,15 +695,12 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
    put on `compute` after `next` returned the block. Once compute reaches the following `next`, the block's gradients
    are copied out and its slot is filled again. */
 typedef struct cf_state_stream_desc {
-    cf_state state;               /* n_kv_heads, head_size, dtype, and the largest n_layers of a pass; nothing else is
-                                     read */
-    int64_t block_rows;           /* rows of a block at most; must be given */
+    cf_state state;               /* n_kv_heads, head_size and dtype; nothing else is read */
+    int64_t block_rows;           /* rows of a block at most */
     int64_t n_slots;              /* blocks of the ring, 2 to 64. A backward's copies overlap compute only with 3 or
-                                     more, because gradients leave before their slot is filled again. 0: 3 */
+                                     more, because gradients leave before their slot is filled again */
     void *ring;                   /* on the device, aligned to 16: n_slots x block_rows rows of one layer */
-    int64_t ring_bytes;
     void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
-    int64_t gradient_ring_bytes;
     cf_cuda_stream in, out;       /* two streams of the device that are used for these copies alone */
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
@@ -748,8 +746,8 @@ typedef struct cf_state_stream cf_state_stream;
 
 /* Makes a stream and its events on the current device. Free it when the device is done with it.
 
-   Errors here and below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring),
-   CF_ERROR_MEMORY (allocator), CF_ERROR_DEVICE. */
+   Members and arguments are the executor's, and are not checked. Errors here and below: CF_ERROR_MEMORY (allocator),
+   CF_ERROR_DEVICE; CF_ERROR_ARGUMENT for a layer too many, and for rows of k or v with gaps between their heads. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
                                                     cf_error *error);
 CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
@@ -768,7 +766,7 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cu
                                                   cf_error *error);
 
 /* Adds the gradients of the `own` block returned last to the chunk's dK and dV of that layer. Call it after attention
-   has written these. dk, dv: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. */
+   has written these. Row 0 of dk and dv is the chunk's first token. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
@@ -1282,6 +1280,14 @@ CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0)
 CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
     return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
+}
+
+/* Return an address or a descriptor unchanged, by a shuffle. So a loop holds it, and does not work it out again in each
+   turn. */
+CF_HOPPER_DEVICE shared_address hold_address(shared_address address) { return (uint32_t)same_in_warp((int)address); }
+
+CF_HOPPER_DEVICE uint64_t hold_matrix(uint64_t matrix) {
+    return matrix >> 32 << 32 | hold_address((uint32_t)matrix);
 }
 
 CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matrix + (uint64_t)(bytes >> 4); }
@@ -2610,10 +2616,12 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
 
 /* Computes the rows of a split forward tile: the outputs of its parts, scaled to the greatest score of all. Parts are
    added in a fixed order; what earlier blocks of keys left comes first. Threads hold what they held in the kernel that
-   computed the parts: two tiles of 16 rows after attention_forward_kernel, otherwise one. */
+   computed the parts: two tiles of 16 rows after attention_forward_kernel, otherwise one. Code without wgmma leaves out
+   what only wgmma's parts need. */
 template <typename T, int HEAD, int THREADS>
 __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     attention_combine_kernel(const __grid_constant__ fused_params p) {
+    if constexpr (!CF_HOPPER && THREADS != FORWARD_THREADS_OF<HEAD>) return;
     const int M = 2 * FORWARD_THREADS / THREADS;
     int head;
     const tile t = find_work(p.work, &head);
@@ -2880,10 +2888,10 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     const int group_row = consumer * 64;             /* its first row */
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
-    const shared_address barriers = start + layout::BARRIERS;
+    const shared_address barriers = hold_address(start + layout::BARRIERS);
     const uint64_t q = matrix_at(rows + (shared_address)(group_row * 128));
-    const uint64_t k = matrix_at(start + layout::K);
-    const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
+    const uint64_t k = hold_matrix(matrix_at(start + layout::K));
+    const uint64_t v = hold_matrix(matrix_at(start + layout::V, HALF_TILE));
     const int first_row = t.block * p.forward_rows, warp_row = thread / 32 * 16;
     /* All rows of the warpgroup see the keys from here on. */
     const int full_begin = key_begin(p.visible, t, lesser(first_row + group_row + 63, n_rows - 1) / p.group);
@@ -2966,9 +2974,7 @@ CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, shared_addres
         mbarrier_wait(barriers + TILE_FULL, turn >> 1 & 1);
         const tile t = hopper_told(start + (shared_address)(layout::TOLD + stage * (int)sizeof(tile)), &head);
         if (head < 0) return;
-        /* By a shuffle, so that the loop does not work the address out again in each step. */
-        const shared_address q = (shared_address)same_in_warp((int)hopper_q<HEAD>(start, turn));
-        hopper_forward_rows<T, HEAD>(p, t, head, start, q, at);
+        hopper_forward_rows<T, HEAD>(p, t, head, start, hold_address(hopper_q<HEAD>(start, turn)), at);
         fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers + TILE_EMPTY);
@@ -3014,9 +3020,9 @@ const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
 const int JOIN_THREADS = 2 * BACKWARD_THREADS;
 
-/* True for tiles of devices with 99 KB of shared memory a block. No such device runs code for sm_90a. There these
-   kernels are empty, because they take long to compile, with launch bounds that say so (check_code); not where variants
-   are measured. */
+/* True for tiles of devices with 99 KB of shared memory a block. No such device runs code for sm_90a, which therefore
+   leaves their kernels empty: they take long to compile. Launch bounds say so (check_code). For tests,
+   CHUNKFLOW_CUDA_VARIANTS puts them in. Code without wgmma likewise leaves out what only follows its kernels. */
 template <int HEAD, int ROWS, int KEYS>
 constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : HEAD == 128 && KEYS == SMALL_KEY_TILE;
 #ifdef CHUNKFLOW_CUDA_VARIANTS
@@ -3308,6 +3314,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
    M tiles of 16 keys. */
 template <int HEAD, int KEYS, int M>
 __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const __grid_constant__ fused_params p) {
+    if constexpr ((!CF_HOPPER && M < KEYS / 64) || (!HAS_SMALL && IS_SMALL<HEAD, LARGE_ROW_TILE, KEYS>)) return;
     const int KEY_PARTS = KEYS / (16 * M), COLUMNS = HEAD * KEY_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
@@ -3328,6 +3335,7 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const _
    in the kernel that computed the sums: a warp has M tiles of 16 rows. */
 template <typename T, int HEAD, int ROWS, int M>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
+    if constexpr ((!CF_HOPPER && M == 1) || (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEY_TILE>)) return;
     const int ROW_PARTS = ROWS / (16 * M), COLUMNS = HEAD * ROW_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
@@ -3639,13 +3647,14 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
     const int first_tile = head * (int)p.n_row_tiles + t.place; /* of the slice, among those of all heads */
     const bool leader = lane == 0, with_dq = p.dq_sums != NULL;
     const shared_address barriers = start + layout::BARRIERS;
-    const uint64_t k = matrix_at(start + layout::K + (shared_address)(group * 64 * 128));
+    const uint64_t k = hold_matrix(matrix_at(start + layout::K + (shared_address)(group * 64 * 128)));
     const uint64_t v = matrix_step(k, layout::V - layout::K);
-    const uint64_t q = matrix_at(start + layout::Q, layout::ROW_BLOCK); /* the distance is for k along the rows only */
+    /* The distance is for k along the rows only. */
+    const uint64_t q = hold_matrix(matrix_at(start + layout::Q, layout::ROW_BLOCK));
     const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
     const int ds_half = HEAD == 64 ? group * HALF_TILE : 0, k_half = HEAD == 64 ? 0 : group * HALF_TILE;
-    const uint64_t slopes_of_keys = matrix_at(start + layout::DS + (shared_address)ds_half);
-    const uint64_t k_columns = matrix_at(start + layout::K + (shared_address)k_half);
+    const uint64_t slopes_of_keys = hold_matrix(matrix_at(start + layout::DS + (shared_address)ds_half));
+    const uint64_t k_columns = hold_matrix(matrix_at(start + layout::K + (shared_address)k_half));
 
     float dk[1][HEAD / 8][4], dv[1][HEAD / 8][4];
     clear(dk);
@@ -3777,7 +3786,8 @@ const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* bytes of scores at most: few
    key first_key of the slice. */
 struct score_params : attention_views { /* at the block's first row, key and head */
     float *scores, *dprobs; /* q . k, dout . v */
-    void *probs, *slopes;   /* P and dS, in the problem's type */
+    void *probs, *slopes;   /* P and dS */
+    cf_dtype type;          /* of these two, out and dout */
     int64_t ld;
     tile slice;
     mask visible;
@@ -3790,6 +3800,20 @@ struct score_params : attention_views { /* at the block's first row, key and hea
     int32_t carry;
     int32_t add_rows; /* 1: row_product adds to carried_rows */
 };
+
+/* Load and store number i of an array whose type is known only at run time. So one kernel serves all types, if it moves
+   more than it computes. */
+CF_DEVICE float load_number(const void *array, int64_t i, cf_dtype type) {
+    if (type == CF_DTYPE_FP32) return static_cast<const float *>(array)[i];
+    if (type == CF_DTYPE_FP16) return to_float<__half>(static_cast<const __half *>(array)[i]);
+    return to_float<__nv_bfloat16>(static_cast<const __nv_bfloat16 *>(array)[i]);
+}
+
+CF_DEVICE void store_number(void *array, int64_t i, cf_dtype type, float x) {
+    if (type == CF_DTYPE_FP32) static_cast<float *>(array)[i] = x;
+    else if (type == CF_DTYPE_FP16) static_cast<__half *>(array)[i] = from_float<__half>(x);
+    else static_cast<__nv_bfloat16 *>(array)[i] = from_float<__nv_bfloat16>(x);
+}
 
 CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int end, int column) {
     const int key = p.first_key + column;
@@ -3819,14 +3843,12 @@ CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int h
 
 /* Turns scores into probabilities, and writes LSE. Every row sees at least one key, unless its sums are carried; then
    probabilities are relative to all keys so far. */
-template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
     if (at >= (int64_t)p.group * p.rows) return;
     const int lane = (int)threadIdx.x % 32, token = p.first_token + (int)(at % p.rows), head = (int)(at / p.rows);
     const int begin = key_begin(p.visible, p.slice, token), end = key_end(p.visible, p.slice, token);
     const float *scores = p.scores + at * p.ld;
-    T *probs = static_cast<T *>(p.probs) + at * p.ld;
     float top = -INFINITY, sum = 0.0f;
     for (int j = lane; j < p.n_keys; j += 32) top = fmaxf(top, masked_score(p, scores[j], begin, end, j));
     top = warp_max(top);
@@ -3836,26 +3858,26 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_c
     if (p.carry != 0) {
         top = carry_row(p, top == -INFINITY ? top : top + logf(sum), token, head);
         for (int j = lane; j < p.n_keys; j += 32)
-            probs[j] = from_float<T>(top == -INFINITY ? 0.0f : expf(masked_score(p, scores[j], begin, end, j) - top));
+            store_number(p.probs, at * p.ld + j, p.type,
+                         top == -INFINITY ? 0.0f : expf(masked_score(p, scores[j], begin, end, j) - top));
         return;
     }
     for (int j = lane; j < p.n_keys; j += 32)
-        probs[j] = from_float<T>(expf(masked_score(p, scores[j], begin, end, j) - top) / sum);
+        store_number(p.probs, at * p.ld + j, p.type, expf(masked_score(p, scores[j], begin, end, j) - top) / sum);
     if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + token] = top + logf(sum);
 }
 
 /* Turns scores and dout . v into P and scale x dS. */
-template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
     if (at >= (int64_t)p.group * p.rows) return;
     const int lane = (int)threadIdx.x % 32, row = (int)(at % p.rows), head = (int)(at / p.rows);
     const int token = p.first_token + row;
     const int begin = key_begin(p.visible, p.slice, token), end = key_end(p.visible, p.slice, token);
-    const T *out = reinterpret_cast<const T *>(p.out.data) + row * p.out.row + head * p.out.head;
-    const T *dout = reinterpret_cast<const T *>(p.dout.data) + row * p.dout.row + head * p.dout.head;
+    const int64_t out = row * p.out.row + head * p.out.head, dout = row * p.dout.row + head * p.dout.head;
     float dot = 0.0f;
-    for (int i = lane; i < p.head_size; i += 32) dot = fmaf(to_float<T>(out[i]), to_float<T>(dout[i]), dot);
+    for (int i = lane; i < p.head_size; i += 32)
+        dot = fmaf(load_number(p.out.data, out + i, p.type), load_number(p.dout.data, dout + i, p.type), dot);
     dot = warp_sum(dot);
     const float lse = p.lse[head * p.lse_stride + token];
     for (int j = lane; j < p.n_keys; j += 32) {
@@ -3863,8 +3885,8 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const
         const float prob = expf(score - lse);
         float slope = prob == 0.0f ? 0.0f : prob * (p.dprobs[at * p.ld + j] - dot) * p.scale;
         if (p.cap != 0.0f && prob != 0.0f) slope *= fmaf(-(score / p.cap), score / p.cap, 1.0f);
-        static_cast<T *>(p.probs)[at * p.ld + j] = from_float<T>(prob);
-        static_cast<T *>(p.slopes)[at * p.ld + j] = from_float<T>(slope);
+        store_number(p.probs, at * p.ld + j, p.type, prob);
+        store_number(p.slopes, at * p.ld + j, p.type, slope);
     }
 }
 
@@ -3876,16 +3898,16 @@ struct round_params {
     float *lse;
     int64_t lse_stride, n_rows;
     int32_t n_heads, head_size;
+    cf_dtype type; /* of `to` */
 };
 
-template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __grid_constant__ round_params p) {
     const int64_t at = row_of_warp(), row = at / p.n_heads, head = at % p.n_heads;
     if (row >= p.n_rows) return;
     const int lane = (int)threadIdx.x % 32;
-    T *to = reinterpret_cast<T *>(p.to.data) + row * p.to.row + head * p.to.head;
+    const int64_t first = row * p.to.row + head * p.to.head;
     for (int i = lane; i < p.head_size; i += 32)
-        to[i] = from_float<T>(p.sums != NULL ? p.sums[at * p.head_size + i] : 0.0f);
+        store_number(p.to.data, first + i, p.type, p.sums != NULL ? p.sums[at * p.head_size + i] : 0.0f);
     if (p.lse != NULL && lane == 0)
         p.lse[head * p.lse_stride + row] = p.sums != NULL ? p.sums_lse[head * p.n_rows + row] : -INFINITY;
 }
@@ -3917,28 +3939,28 @@ struct sink_params : row_runs {
     float *lse, *dsinks;
     int64_t lse_stride;
     int32_t n_heads, head_size;
+    cf_dtype type; /* of out and dout */
 };
 
 /* Applies a head's sink to the results of attention. One warp for each row and head. A sink of -inf changes no bit. */
-template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) sinks_kernel(const __grid_constant__ sink_params p) {
     const int64_t at = row_of_warp(), index = at / p.n_heads, head = at % p.n_heads;
     if (index >= p.n_rows) return;
     const int64_t row = row_in_slices(p, index);
     const int lane = (int)threadIdx.x % 32;
-    T *out = reinterpret_cast<T *>(p.out.data) + row * p.out.row + head * p.out.head;
+    const int64_t first = row * p.out.row + head * p.out.head;
     float *lse = p.lse + head * p.lse_stride + row;
     const float sink = p.sinks[head], keys = *lse, top = fmaxf(keys, sink);
     const float less = keys == sink ? 1.0f : expf(-fabsf(keys - sink)), sum = __fadd_rn(1.0f, less);
     const float share = (keys >= sink ? 1.0f : less) / sum;
-    for (int i = lane; i < p.head_size && share != 1.0f; i += 32) out[i] = from_float<T>(to_float<T>(out[i]) * share);
+    for (int i = lane; i < p.head_size && share != 1.0f; i += 32)
+        store_number(p.out.data, first + i, p.type, load_number(p.out.data, first + i, p.type) * share);
     __syncwarp();
     if (lane == 0) *lse = top + logf(sum);
 }
 
 /* Adds to the gradient of a head's sink: -sum of exp(sink - lse) (dout . out). One block for each head adds in a fixed
    order, so that every run gives the same bits. */
-template <typename T>
 __global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __grid_constant__ sink_params p) {
     __shared__ float of_warp[SINK_THREADS / 32];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -3947,12 +3969,11 @@ __global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __gr
     float sum = 0.0f;
     for (int64_t index = warp; index < p.n_rows; index += SINK_THREADS / 32) {
         const int64_t row = row_in_slices(p, index);
-        const T *out = reinterpret_cast<const T *>(p.out.data) + row * p.out.row + head * p.out.head;
-        const T *dout = reinterpret_cast<const T *>(p.dout.data) + row * p.dout.row + head * p.dout.head;
+        const int64_t out = row * p.out.row + head * p.out.head, dout = row * p.dout.row + head * p.dout.head;
         const float lse = p.lse[head * p.lse_stride + row], share = sink == lse ? 1.0f : expf(sink - lse);
         float dot = 0.0f;
         for (int i = lane; i < p.head_size && share != 0.0f; i += 32)
-            dot = fmaf(to_float<T>(out[i]), to_float<T>(dout[i]), dot);
+            dot = fmaf(load_number(p.out.data, out + i, p.type), load_number(p.dout.data, dout + i, p.type), dot);
         sum = fmaf(share, dot, sum);
     }
     sum = warp_sum(sum);
@@ -3971,37 +3992,42 @@ __global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __gr
    the whole device. That wait never ends if the device runs a receive from a process that waits for this one. So the
    executor loads all of them in advance, on the current device. */
 struct listed_kernel {
-    cudaError_t (*load)();
+    const void *kernel;
     const listed_kernel *next;
-    explicit listed_kernel(cudaError_t (*how)());
+    explicit listed_kernel(const void *one);
 };
 
 const listed_kernel *all_kernels = NULL;
 
-listed_kernel::listed_kernel(cudaError_t (*how)()) : load(how), next(all_kernels) { all_kernels = this; }
+listed_kernel::listed_kernel(const void *one) : kernel(one), next(all_kernels) { all_kernels = this; }
 
-template <auto KERNEL> struct listing {
-    static cudaError_t load() {
-        cudaFuncAttributes unused;
-        return cudaFuncGetAttributes(&unused, KERNEL);
-    }
-    static const listed_kernel entry;
-};
-template <auto KERNEL> const listed_kernel listing<KERNEL>::entry(load);
+template <auto KERNEL> struct listing { static const listed_kernel entry; };
+template <auto KERNEL> const listed_kernel listing<KERNEL>::entry(reinterpret_cast<const void *>(KERNEL));
 
 cudaError_t load_kernels() {
-    for (const listed_kernel *k = all_kernels; k != NULL; k = k->next) {
-        const cudaError_t status = k->load();
-        if (status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
+    cudaFuncAttributes unused;
+    cudaError_t status = cudaSuccess;
+    for (const listed_kernel *k = all_kernels; k != NULL && status == cudaSuccess; k = k->next)
+        status = cudaFuncGetAttributes(&unused, k->kernel);
+    return status;
+}
+
+/* Gives a kernel its shared memory, of the whole that a multiprocessor has. Otherwise the driver may leave room for one
+   block where two or three fit. */
+cudaError_t set_shared_memory(const void *kernel, size_t bytes) {
+    cudaError_t status = cudaSuccess;
+    if (bytes > 48 * 1024)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (status == cudaSuccess && bytes > 0)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      (int)cudaSharedmemCarveoutMaxShared);
+    return status;
 }
 
 /* Puts a kernel on the stream. Every kernel takes its parameters by value, in one record. */
 template <auto KERNEL, typename A>
 cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_bytes, cf_cuda_stream stream,
                  cf_error *error, const A &arguments) {
-    (void)&listing<KERNEL>::entry;
     cudaLaunchConfig_t config = {};
     if (blocks == 0) return CF_OK;
     if (blocks > INT32_MAX) return cf_fail(error, CF_ERROR_LIMIT, name, -1, INT32_MAX, blocks, "too many blocks");
@@ -4010,22 +4036,14 @@ cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_by
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     name_launch(name);
-    cudaError_t status = cudaSuccess;
-    if (shared_bytes > 48 * 1024)
-        status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    /* The whole shared memory of a multiprocessor. Otherwise the driver may leave room for one block where two or three
-       fit. */
-    if (status == cudaSuccess && shared_bytes > 0)
-        status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      (int)cudaSharedmemCarveoutMaxShared);
+    cudaError_t status = set_shared_memory(listing<KERNEL>::entry.kernel, shared_bytes);
     if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, KERNEL, arguments);
     return cuda_result(error, status, name);
 }
 
 /* Refuses a kernel that the code for this device leaves out: it is empty, and has launch bounds that say so. CUDA would
    refuse the launch too, but without a reason. */
-template <typename K>
-cf_result check_code(K *kernel, int threads, const char *field, const char *why, cf_error *error) {
+cf_result check_code(const void *kernel, int threads, const char *field, const char *why, cf_error *error) {
     cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
     if (status != cudaSuccess) return cuda_result(error, status, field);
@@ -4247,7 +4265,7 @@ cf_result fused_backward_of_shape(const call &c, const fused_params &f) {
     const int BYTES = backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES;
     static_assert(BYTES <= block_memory(IS_SMALL<HEAD, ROWS, KEYS> ? 86 : 80));
     if (IS_SMALL<HEAD, ROWS, KEYS>) {
-        const cf_result code = check_code(kernel, BACKWARD_THREADS, "arch",
+        const cf_result code = check_code(listing<kernel>::entry.kernel, BACKWARD_THREADS, "arch",
                                           "code for sm_90a has no tiles for so little memory", c.error);
         if (code != CF_OK) return code;
     }
@@ -4337,15 +4355,14 @@ cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t head
                    "cuTensorMapEncodeTiled refused this array");
 }
 
-const char *const NO_HOPPER_CODE = "this program has no code for sm_90a";
-
-/* Makes the maps of a pass: Q, K, V and in the backward dout. */
-cf_result make_maps(const call &c, hopper_params *h) {
+/* Makes the maps of a pass, if there is code for its kernel: Q, K, V and in the backward dout. */
+cf_result make_maps(const call &c, const void *kernel, hopper_params *h) {
     const problem *p = c.of;
     const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads;
     const int64_t tokens = (c.backward ? p->row_rows : p->forward_rows) / p->group;
     encode_fn encode = NULL;
-    cf_result code = find_encode(&encode, c.error);
+    cf_result code = check_code(kernel, HOPPER_THREADS, "path", "this program has no code for sm_90a", c.error);
+    if (code == CF_OK) code = find_encode(&encode, c.error);
     if (code == CF_OK) code = make_map(c, encode, h->fused.q, heads, p->rows_q, p->group, tokens, "q", &h->q);
     if (code == CF_OK) code = make_map(c, encode, h->fused.k, kv, p->rows_k, 1, HOPPER_KEYS, "k", &h->k);
     if (code == CF_OK) code = make_map(c, encode, h->fused.v, kv, p->rows_k, 1, HOPPER_KEYS, "v", &h->v);
@@ -4377,8 +4394,7 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     h.fused = fused_of(c);
     h.fused.work = lists.forward;
     int64_t n_blocks = h.fused.carry != CARRY_LOAD ? lists.forward.n_blocks : 0;
-    cf_result code = check_code(kernel, HOPPER_THREADS, "path", NO_HOPPER_CODE, c.error);
-    if (code == CF_OK) code = make_maps(c, &h);
+    cf_result code = make_maps(c, listing<kernel>::entry.kernel, &h);
     if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
     if (code == CF_OK)
         code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
@@ -4393,8 +4409,7 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     hopper_params h = {};
     h.fused = fused_of(c);
     cf_result code = check_tile_spans(c, h.fused);
-    if (code == CF_OK) code = check_code(kernel, HOPPER_THREADS, "path", NO_HOPPER_CODE, c.error);
-    if (code == CF_OK) code = make_maps(c, &h);
+    if (code == CF_OK) code = make_maps(c, listing<kernel>::entry.kernel, &h);
     if (code != CF_OK) return code;
     return launch_backward<T, HEAD, layout::ROWS, KEY_TILE, 1, 1>(c, h.fused, [&](const work_order &keys) {
         h.fused.work = keys;
@@ -4507,33 +4522,33 @@ cf_result key_product(const call &c, const score_params &s, const void *probs, c
     return code;
 }
 
-template <typename T> cf_result round_rows(const call &c, const round_params &r) {
+cf_result round_rows(const call &c, const round_params &r) {
     const int64_t per_block = UNFUSED_THREADS / 32, n_blocks = (r.n_rows * r.n_heads + per_block - 1) / per_block;
-    return launch<round_rows_kernel<T>>("round_rows", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error, r);
+    return launch<round_rows_kernel>("round_rows", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error, r);
 }
 
 /* Zeroes rows of dK or dV. */
 cf_result clear_keys(const call &c, const view &rows, int64_t n_rows) {
     const cf_attention_desc *d = &c.of->desc;
-    return round_rows<float>(c, {NULL, NULL, rows, NULL, 0, n_rows, (int32_t)d->n_kv_heads, (int32_t)d->head_size});
+    return round_rows(c, {NULL, NULL, rows, NULL, 0, n_rows, (int32_t)d->n_kv_heads, (int32_t)d->head_size,
+                          CF_DTYPE_FP32});
 }
 
 /* Computes the forward of one block: some rows of one slice and one key head. */
-template <typename T> cf_result unfused_forward_block(const call &c, const score_params &s) {
+cf_result unfused_forward_block(const call &c, const score_params &s) {
     cf_result code = score_product(c, s, s.q, s.k, s.scores);
     if (code == CF_OK)
-        code = launch<softmax_kernel<T>>("softmax", div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
-                                         UNFUSED_THREADS, 0, c.stream, c.error, s);
+        code = launch<softmax_kernel>("softmax", div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
+                                      UNFUSED_THREADS, 0, c.stream, c.error, s);
     return code == CF_OK ? row_product(c, s, s.probs, s.v, s.out) : code;
 }
 
-template <typename T> cf_result unfused_backward_block(const call &c, const score_params &s) {
+cf_result unfused_backward_block(const call &c, const score_params &s) {
     const int64_t n_blocks = div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32);
     cf_result code = score_product(c, s, s.q, s.k, s.scores);
     if (code == CF_OK) code = score_product(c, s, s.dout, s.v, s.dprobs);
     if (code == CF_OK)
-        code = launch<softmax_backward_kernel<T>>("softmax_backward", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error,
-                                                  s);
+        code = launch<softmax_backward_kernel>("softmax_backward", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error, s);
     if (code == CF_OK) code = row_product(c, s, s.slopes, s.k, s.dq);
     if (code == CF_OK) code = key_product(c, s, s.probs, s.dout, s.dv);
     return code == CF_OK ? key_product(c, s, s.slopes, s.q, s.dk) : code;
@@ -4554,7 +4569,6 @@ void take_views(const call &c, const attention_views &all, int64_t head, score_p
     s->dv = advance(all.dv, key, head, 4);
 }
 
-template <typename T>
 cf_result unfused_slice(const call &c, const score_params &base, const attention_views &all) {
     const problem *p = c.of;
     const int64_t most_rows = unfused_rows(p), length = base.slice.q_length;
@@ -4571,7 +4585,7 @@ cf_result unfused_slice(const call &c, const score_params &base, const attention
             s.lse = c.tensors->lse ? c.tensors->lse + head * p->group * s.lse_stride + s.slice.q_start : NULL;
             s.carried_rows = advance(base.carried_rows, 0, head * p->group, 4);
             s.carried_lse = base.carried_lse + head * p->group * length;
-            code = c.backward ? unfused_backward_block<T>(c, s) : unfused_forward_block<T>(c, s);
+            code = c.backward ? unfused_backward_block(c, s) : unfused_forward_block(c, s);
             if (code != CF_OK) return code;
         }
     }
@@ -4590,26 +4604,25 @@ cf_result use_stream(const call &c) {
 
 /* Writes the results of a slice's first n_rows rows: from their carried sums, or without any, those of rows that see no
    key. */
-template <typename T>
 cf_result unfused_round(const call &c, const score_params &s, const attention_views &all, int64_t n_rows) {
     float *const lse = c.backward ? NULL : c.tensors->lse;
     const float *sums = reinterpret_cast<const float *>(s.carry != 0 ? s.carried_rows.data : NULL);
     const view to = advance(c.backward ? all.dq : all.out, s.slice.q_start, 0, bytes_of(c.of->desc.dtype));
-    return round_rows<T>(c, {sums, s.carried_lse, to, lse != NULL ? lse + s.slice.q_start : NULL, s.lse_stride, n_rows,
-                             (int32_t)c.of->desc.n_heads, s.head_size});
+    return round_rows(c, {sums, s.carried_lse, to, lse != NULL ? lse + s.slice.q_start : NULL, s.lse_stride, n_rows,
+                          (int32_t)c.of->desc.n_heads, s.head_size, c.of->desc.dtype});
 }
 
 /* Zeroes rows that see no key, and, if the caller overwrites, the gradients of their keys. */
-template <typename T> cf_result unfused_clear(const call &c, const score_params &s, const attention_views &all) {
+cf_result unfused_clear(const call &c, const score_params &s, const attention_views &all) {
     cf_result code = CF_OK;
-    if (s.carry == 0) code = unfused_round<T>(c, s, all, first_seeing(s.visible, s.slice));
+    if (s.carry == 0) code = unfused_round(c, s, all, first_seeing(s.visible, s.slice));
     for (const view &sums : {all.dk, all.dv})
         if (code == CF_OK && c.backward && c.tensors->overwrite)
             code = clear_keys(c, advance(sums, s.slice.k_start, 0, 4), s.slice.k_length);
     return code;
 }
 
-template <typename T> cf_result unfused_slices(const call &c, const score_params &base, const attention_views &all) {
+cf_result unfused_slices(const call &c, const score_params &base, const attention_views &all) {
     const problem *p = c.of;
     const int64_t row_floats = p->desc.n_heads * p->desc.head_size;
     const int32_t carry = carry_of(c);
@@ -4624,13 +4637,13 @@ template <typename T> cf_result unfused_slices(const call &c, const score_params
             s.carried_rows.data += (carried - 1) * row_floats * (int64_t)sizeof(float);
             s.carried_lse += (carried - 1) * p->desc.n_heads;
         }
-        code = s.carry == CARRY_LOAD ? unfused_round<T>(c, s, all, slice.q_length) : unfused_clear<T>(c, s, all);
-        if (code == CF_OK && s.carry != CARRY_LOAD) code = unfused_slice<T>(c, s, all);
+        code = s.carry == CARRY_LOAD ? unfused_round(c, s, all, slice.q_length) : unfused_clear(c, s, all);
+        if (code == CF_OK && s.carry != CARRY_LOAD) code = unfused_slice(c, s, all);
     });
     return code;
 }
 
-template <typename T> cf_result unfused_pass(const call &c) {
+cf_result run_unfused(const call &c) {
     const problem *p = c.of;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
@@ -4643,6 +4656,7 @@ template <typename T> cf_result unfused_pass(const call &c) {
     s.probs = memory + unfused_scores_bytes(p, 4);
     s.dprobs = reinterpret_cast<float *>(memory + unfused_block_bytes(p));
     s.slopes = memory + unfused_block_bytes(p) + unfused_scores_bytes(p, 4);
+    s.type = d->dtype;
     s.ld = scores_ld(p);
     s.visible = p->visible;
     s.group = (int32_t)p->group;
@@ -4659,17 +4673,9 @@ template <typename T> cf_result unfused_pass(const call &c) {
     code = check_cublas(c, cublasGetPointerMode(x->cublas, &mode));
     if (code == CF_OK) code = check_cublas(c, cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST));
     if (code != CF_OK) return code;
-    code = unfused_slices<T>(c, s, views_of(c));
+    code = unfused_slices(c, s, views_of(c));
     const cublasStatus_t restored = cublasSetPointerMode(x->cublas, mode);
     return code == CF_OK ? check_cublas(c, restored) : code;
-}
-
-cf_result run_unfused(const call &c) {
-    switch (c.of->desc.dtype) {
-        case CF_DTYPE_FP32: return unfused_pass<float>(c);
-        case CF_DTYPE_FP16: return unfused_pass<__half>(c);
-        default: return unfused_pass<__nv_bfloat16>(c);
-    }
 }
 
 /* Puts runs of rows into k, from slice *s on, while there is room. Slices without rows between them are one run. */
@@ -4689,20 +4695,6 @@ void take_runs(const int32_t *starts, const int32_t *cu_seqlens, int64_t n_slice
 
 /* ---- sinks ---- */
 
-template <typename T> cf_result add_sinks_as(const call &c, sink_params *k) {
-    const int64_t per_block = UNFUSED_THREADS / 32;
-    cf_result code = CF_OK;
-    for (int64_t s = 0; code == CF_OK;) {
-        take_runs(c.of->desc.starts_q, c.of->desc.cu_seqlens_q, c.of->desc.n_slices, &s, k);
-        if (k->n_rows == 0) break;
-        code = c.backward ? launch<sinks_gradient_kernel<T>>("sinks_gradient", k->n_heads, SINK_THREADS, 0, c.stream,
-                                                             c.error, *k)
-                          : launch<sinks_kernel<T>>("sinks", div_up((int64_t)k->n_rows * k->n_heads, per_block),
-                                                    UNFUSED_THREADS, 0, c.stream, c.error, *k);
-    }
-    return code;
-}
-
 /* Applies sinks to out and lse, or adds to the sinks' gradients. Runs once all keys have been seen. */
 cf_result add_sinks(const call &c) {
     const cf_attention_desc &d = c.of->desc;
@@ -4715,11 +4707,17 @@ cf_result add_sinks(const call &c) {
     k.lse = x->lse;
     k.lse_stride = x->lse_stride != 0 ? x->lse_stride : c.of->rows_q;
     k.n_heads = (int32_t)d.n_heads, k.head_size = (int32_t)d.head_size;
-    switch (d.dtype) {
-        case CF_DTYPE_FP32: return add_sinks_as<float>(c, &k);
-        case CF_DTYPE_FP16: return add_sinks_as<__half>(c, &k);
-        default: return add_sinks_as<__nv_bfloat16>(c, &k);
+    k.type = d.dtype;
+    cf_result code = CF_OK;
+    for (int64_t s = 0; code == CF_OK;) {
+        take_runs(d.starts_q, d.cu_seqlens_q, d.n_slices, &s, &k);
+        if (k.n_rows == 0) break;
+        code = c.backward ? launch<sinks_gradient_kernel>("sinks_gradient", k.n_heads, SINK_THREADS, 0, c.stream,
+                                                          c.error, k)
+                          : launch<sinks_kernel>("sinks", div_up((int64_t)k.n_rows * k.n_heads, UNFUSED_THREADS / 32),
+                                                 UNFUSED_THREADS, 0, c.stream, c.error, k);
     }
+    return code;
 }
 
 /* ---- the choice ---- */
@@ -4739,11 +4737,9 @@ const path_entry paths[] = {
     {CF_ATTENTION_MMA, "mma", check_fused, true, fused_bytes, run_fused},
     {CF_ATTENTION_UNFUSED, "unfused", check_unfused, false, unfused_bytes, run_unfused},
 };
-const int N_PATHS = (int)(sizeof paths / sizeof paths[0]);
-
 const path_entry *find_path(cf_attention_path path) {
-    for (int i = 0; i < N_PATHS; i++)
-        if (paths[i].path == number_of(path)) return &paths[i];
+    for (const path_entry &one : paths)
+        if (one.path == number_of(path)) return &one;
     return NULL;
 }
 
@@ -5144,10 +5140,10 @@ struct add_params : row_runs {
     int32_t n_heads;
     divisor pieces; /* of eight numbers, of a head */
     int32_t overwrite;
+    cf_dtype type; /* of the rows that are added */
 };
 
-/* Adds rows of T to rows of fp32, or overwrites these. One warp for each row of dK and of dV. */
-template <typename T>
+/* Adds rows to rows of fp32, or overwrites these. One warp for each row of dK and of dV. */
 __global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_constant__ add_params p) {
     const int64_t at = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32, index = at / 2;
     if (index >= p.n_rows) return;
@@ -5157,7 +5153,10 @@ __global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_co
         const int head = i / p.pieces, first = (i - head * p.pieces.by) * 8;
         char *const sums = to.data + (row * to.row + head * to.head + first) * (int64_t)sizeof(float);
         float x[8], y[8] = {};
-        load_numbers<T, 8>(x, from.data + (row * from.row + head * from.head + first) * (int64_t)sizeof(T));
+        const int64_t place = row * from.row + head * from.head + first;
+        if (p.type == CF_DTYPE_FP32) load_numbers<float, 8>(x, from.data + place * 4);
+        else if (p.type == CF_DTYPE_FP16) load_numbers<__half, 8>(x, from.data + place * 2);
+        else load_numbers<__nv_bfloat16, 8>(x, from.data + place * 2);
         if (!p.overwrite) load_numbers<float, 8>(y, sums);
         CF_UNROLL
         for (int e = 0; e < 8; e++) y[e] += x[e];
@@ -5200,16 +5199,6 @@ cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *e
     if (n_rows > most) return cf_fail(error, CF_ERROR_OVERFLOW, "n_rows", -1, most, n_rows, "too many bytes");
     to->stride = s->rows * to->row_bytes;
     return CF_OK;
-}
-
-/* Checks a state of which n_rows rows will be read or written. */
-cf_result check_rows(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
-    const cf_result code = check_state(s, n_rows, to, error);
-    if (code != CF_OK) return code;
-    if (n_rows > s->rows)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows, n_rows, "past the last row");
-    if (s->data == NULL && n_rows > 0 && to->n > 0) return cf_fail_null(error, "data");
-    return check_aligned(s->data, 16, "data", error);
 }
 
 /* Copies n pieces of `width` bytes, with strides on both sides: in one call, unless CUDA does not take the stride. */
@@ -5272,7 +5261,6 @@ struct state_stream {
     stream_slot slots[MOST_STREAM_SLOTS];
     cudaEvent_t ready, sent; /* ready: rows that are to leave are computed; sent: all rows that left so far have
                                 arrived */
-    bool open;
     cf_state_pass pass;
     bool backward;
     stream_part parts[MOST_PARTS]; /* the last one is the chunk's chain */
@@ -5309,83 +5297,6 @@ cf_state one_layer_of(const cf_state_stream_desc *d, cf_dtype dtype) {
     s.rows = d->block_rows;
     s.one_layer = 0;
     return s;
-}
-
-/* Checks the members that a ring depends on, fills in defaults, and computes the slots' sizes. */
-cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradient, cf_error *error) {
-    cf_state whole = d->state;
-    whole.rows = 0, whole.one_layer = 0;
-    cf_result code = check_state(&whole, 0, state, error);
-    if (code != CF_OK) return code;
-    if (d->state.dtype == CF_DTYPE_DEFAULT) d->state.dtype = CF_DTYPE_BF16;
-    if (d->n_slots == 0) d->n_slots = CF_STATE_SLOTS;
-    code = check_bounds({{"n_slots", d->n_slots, 2, MOST_STREAM_SLOTS}, {"block_rows", d->block_rows, 1, MOST_ROWS}},
-                        error);
-    if (code != CF_OK) return code;
-    const cf_state slot = one_layer_of(d, d->state.dtype), gradient_slot = one_layer_of(d, CF_DTYPE_FP32);
-    code = check_state(&slot, 0, state, error);
-    if (code == CF_OK) code = check_state(&gradient_slot, 0, gradient, error);
-    if (code == CF_OK && product_above(2 * gradient->stride, d->n_slots, INT64_MAX))
-        code = cf_fail(error, CF_ERROR_OVERFLOW, "block_rows", -1, INT64_MAX / d->n_slots, 2 * gradient->stride,
-                       "too many bytes");
-    return code;
-}
-
-cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *name, const char *bytes_name,
-                     cf_error *error) {
-    const cf_result code = check_aligned(ring, 16, name, error);
-    if (code != CF_OK || bytes >= need) return code;
-    return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
-}
-
-/* Checks a chain's state in host memory: shape and type of the stream, and enough rows. */
-cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype dtype, const char *name, int64_t rows,
-                          cf_error *error) {
-    const cf_state *own = &s->desc.state;
-    planes unused = {};
-    const cf_result code = check_rows(host, rows, &unused, error);
-    if (code != CF_OK) return code;
-    const int got = number_of(host->dtype) == CF_DTYPE_DEFAULT ? (int)CF_DTYPE_BF16 : number_of(host->dtype);
-    if (host->n_layers > own->n_layers || host->n_kv_heads != own->n_kv_heads || host->head_size != own->head_size ||
-        got != number_of(dtype) || host->one_layer)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, own->n_layers, host->n_layers,
-                       "layers, heads, head size or type are not those of the stream");
-    cudaPointerAttributes memory = {};
-    const cudaError_t status = rows > 0 ? cudaPointerGetAttributes(&memory, host->data) : cudaSuccess;
-    if (status != cudaSuccess) return cuda_result(error, status, name);
-    if (rows > 0 && memory.type == cudaMemoryTypeUnregistered)
-        return cf_refuse(error, CF_ERROR_ARGUMENT, name, -1, "must be in pinned memory");
-    return CF_OK;
-}
-
-/* Checks a chain's state, with the layers of the pass, and in a backward its gradient. */
-cf_result check_part(const state_stream *s, const cf_state_pass *p, const cf_state &state, const cf_state &gradient,
-                     int64_t rows, cf_error *error) {
-    const cf_result code = check_host_rows(s, &state, s->desc.state.dtype, "state", rows, error);
-    if (code != CF_OK) return code;
-    if (state.n_layers != p->state.n_layers)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "above", -1, p->state.n_layers, state.n_layers, "has other layers");
-    if (p->gradient.data == NULL) return CF_OK;
-    if (s->desc.gradient_ring == NULL) return cf_fail_null(error, "gradient_ring");
-    if (gradient.n_layers != state.n_layers)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "gradient", -1, state.n_layers, gradient.n_layers,
-                       "has other layers than the state");
-    return check_host_rows(s, &gradient, CF_DTYPE_FP32, "gradient", rows, error);
-}
-
-cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *error) {
-    if (s->open) return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 0, 1, "the pass before has not ended");
-    if (p == NULL) return cf_fail_null(error, "pass");
-    cf_result code = check_bounds({{"prefix", p->prefix, 0, MOST_ROWS},
-                                   {"own", p->own, 0, MOST_ROWS},
-                                   {"window", p->window, 0, INT64_MAX},
-                                   {"n_above", p->n_above, 0, MOST_PARTS - 1},
-                                   {"hidden", p->hidden, 0, INT64_MAX}}, error);
-    if (code == CF_OK && p->n_above > 0 && p->above == NULL) code = cf_fail_null(error, "above");
-    if (code == CF_OK) code = check_part(s, p, p->state, p->gradient, p->prefix + p->own, error);
-    for (int64_t i = 0; i < p->n_above && code == CF_OK; i++)
-        code = check_part(s, p, p->above[i].state, p->above[i].gradient, p->above[i].rows, error);
-    return code;
 }
 
 /* Returns block number `turn` of a pass, counted through all layers. */
@@ -5496,36 +5407,22 @@ cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, 
     return CF_OK;
 }
 
-template <typename T> cf_result add_rows(const add_params &p, cf_cuda_stream stream, cf_error *error) {
-    return launch<add_rows_kernel<T>>("add_rows", div_up(2 * (int64_t)p.n_rows, STATE_THREADS / 32), STATE_THREADS, 0,
-                                      stream, error, p);
+cf_result add_rows(const add_params &p, cf_cuda_stream stream, cf_error *error) {
+    return launch<add_rows_kernel>("add_rows", div_up(2 * (int64_t)p.n_rows, STATE_THREADS / 32), STATE_THREADS, 0,
+                                   stream, error, p);
 }
 
-cf_result add_slices(const cf_attention_desc &d, add_params *p, cf_cuda_stream stream, cf_error *error) {
-    cf_result code = CF_OK;
-    for (int64_t s = 0; code == CF_OK;) {
-        take_runs(d.starts_k, d.cu_seqlens_k, d.n_slices, &s, p);
-        if (p->n_rows == 0) break;
-        code = d.dtype == CF_DTYPE_FP32 ? add_rows<float>(*p, stream, error)
-               : d.dtype == CF_DTYPE_FP16 ? add_rows<__half>(*p, stream, error)
-                                          : add_rows<__nv_bfloat16>(*p, stream, error);
-    }
-    return code;
-}
-
-/* Checks a tensor of the chunk's rows, each contiguous. *row_bytes: from row to row. */
-cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &of, int64_t rows, const cf_state *like,
-                           int64_t *row_bytes, cf_error *error) {
-    if (t == NULL) return cf_fail_null(error, name);
-    const int64_t number = of.row_bytes / (like->n_kv_heads * like->head_size);
-    const cf_result code = check_tensor(*t, name, number, rows, 1, error);
+/* Checks K or V of the chunk's rows, each contiguous. *stride: bytes from row to row. */
+cf_result check_whole_rows(const state_stream *s, const cf_tensor *t, const char *name, int64_t *stride,
+                           cf_error *error) {
+    const int64_t number = bytes_of(s->desc.state.dtype), head_size = s->desc.state.head_size;
+    const cf_result code = check_tensor(*t, name, number, s->pass.own, 1, error);
     if (code != CF_OK) return code;
-    *row_bytes = t->row_stride != 0 ? t->row_stride * number : of.row_bytes;
-    if (t->head_stride != 0 && t->head_stride != like->head_size)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, like->head_size, t->head_stride,
-                       "no gaps between heads here");
-    if (*row_bytes < of.row_bytes)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, of.row_bytes, *row_bytes, "rows overlap");
+    *stride = t->row_stride != 0 ? t->row_stride * number : s->state.row_bytes;
+    if (t->head_stride != 0 && t->head_stride != head_size)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, head_size, t->head_stride, "no gaps between heads here");
+    if (*stride < s->state.row_bytes)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, s->state.row_bytes, *stride, "rows overlap");
     return CF_OK;
 }
 
@@ -5544,26 +5441,12 @@ cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tenso
     return code;
 }
 
-/* Returns whether `block` is the last block of own rows that was returned; the slots of older ones have been filled
-   again. */
-bool is_own_in_use(const state_stream *s, const cf_state_block *block) {
-    if (!s->holds) return false;
-    const stream_item i = item_at(s, s->taken - 1);
-    return i.own && block->own && block->layer == i.layer && block->first_row == i.first && block->n_rows == i.n &&
-           block->gradient.data == slot_data(s->desc.gradient_ring, s->gradient, (s->taken - 1) % s->desc.n_slots);
-}
-
 void add_part(state_stream *s, const cf_state &state, const cf_state &gradient, int64_t seen, int64_t end) {
     s->parts[s->n_parts++] = {state, gradient, seen, end, s->n_prefix};
     s->n_prefix += n_blocks_of(seen, end, s->desc.block_rows);
 }
 
 state_stream *opened_stream(cf_state_stream *s) { return reinterpret_cast<state_stream *>(s); }
-
-cf_result check_open(const state_stream *s, cf_error *error) {
-    if (s == NULL) return cf_fail_null(error, "stream");
-    return s->open ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 1, 0, "no pass has begun");
-}
 
 template <typename F> void each_event(state_stream *s, F visit) {
     visit(&s->ready);
@@ -5733,30 +5616,27 @@ cf_result cf_attention_add(const cf_attention *attention, const cf_tensor *dk, c
     p.n_heads = (int32_t)d.n_kv_heads;
     p.pieces = make_divisor((int32_t)(d.head_size / 8));
     p.overwrite = tensors->overwrite;
-    return add_slices(d, &p, stream, error);
+    p.type = d.dtype;
+    for (int64_t s = 0; code == CF_OK;) {
+        take_runs(d.starts_k, d.cu_seqlens_k, d.n_slices, &s, &p);
+        if (p.n_rows == 0) break;
+        code = add_rows(p, stream, error);
+    }
+    return code;
 }
 
 cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out, cf_error *error) {
-    planes state = {}, gradient = {};
     cf_allocator from;
     void *memory = NULL;
-    if (desc == NULL) return cf_fail_null(error, "desc");
-    if (out == NULL) return cf_fail_null(error, "out");
-    cf_state_stream_desc d = *desc;
-    cf_result code = resolve_stream(&d, &state, &gradient, error);
-    if (code == CF_OK && d.ring == NULL) return cf_fail_null(error, "ring");
-    if (code == CF_OK)
-        code = check_ring(d.ring, d.ring_bytes, d.n_slots * 2 * state.stride, "ring", "ring_bytes", error);
-    if (code == CF_OK && d.gradient_ring != NULL)
-        code = check_ring(d.gradient_ring, d.gradient_ring_bytes, d.n_slots * 2 * gradient.stride, "gradient_ring",
-                          "gradient_ring_bytes", error);
-    if (code == CF_OK) code = cf_allocator_resolve(d.allocator, &from, error);
+    cf_result code = cf_allocator_resolve(desc->allocator, &from, error);
     if (code == CF_OK) code = cf_allocate(&from, sizeof(state_stream), &memory, error);
     if (code != CF_OK) return code;
     state_stream *s = new (memory) state_stream();
-    s->desc = d;
+    s->desc = *desc;
     s->from = from;
-    s->state = state, s->gradient = gradient;
+    const cf_state slot = one_layer_of(desc, desc->state.dtype), gradient_slot = one_layer_of(desc, CF_DTYPE_FP32);
+    code = check_state(&slot, 0, &s->state, error);
+    if (code == CF_OK) code = check_state(&gradient_slot, 0, &s->gradient, error);
     each_event(s, [&](cudaEvent_t *event) {
         if (code != CF_OK) return;
         code = cuda_result(error, cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
@@ -5780,9 +5660,6 @@ int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window
 
 cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass, cf_error *error) {
     state_stream *s = opened_stream(stream);
-    if (s == NULL) return cf_fail_null(error, "stream");
-    cf_result code = check_pass(s, pass, error);
-    if (code != CF_OK) return code;
     const int64_t end = pass->prefix + pass->own, rows = s->desc.block_rows;
     s->pass = *pass;
     s->backward = pass->gradient.data != NULL;
@@ -5799,24 +5676,20 @@ cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pa
     add_part(s, pass->state, pass->gradient, hidden, pass->prefix);
     s->issued = s->taken = s->layer = s->place = 0;
     s->holds = false;
-    code = record(s->sent, s->desc.out, error);
+    cf_result code = record(s->sent, s->desc.out, error);
     if (code == CF_OK) code = hold(s->desc.in, s->sent, error);
     while (code == CF_OK && s->issued < std::min(s->desc.n_slots, n_items(s))) code = issue_block(s, error);
-    s->open = code == CF_OK;
     return code;
 }
 
 cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out, cf_error *error) {
     state_stream *s = opened_stream(stream);
     cf_state_block block = {};
-    cf_result code = check_open(s, error);
-    if (code != CF_OK) return code;
-    if (out == NULL) return cf_fail_null(error, "out");
     const int64_t n_layers = s->pass.state.n_layers;
     if (s->layer >= n_layers)
         return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, n_layers, s->layer + 1, "all layers are done");
     block.layer = s->backward ? n_layers - 1 - s->layer : s->layer;
-    code = release_block(s, compute, true, error);
+    cf_result code = release_block(s, compute, true, error);
     if (code == CF_OK && s->place < s->n_own + s->n_prefix) {
         code = take_block(s, compute, &block, error);
     } else if (code == CF_OK) {
@@ -5829,29 +5702,19 @@ cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, 
 
 cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block, const cf_tensor *dk,
                               const cf_tensor *dv, cf_cuda_stream compute, cf_error *error) {
-    const state_stream *s = reinterpret_cast<const state_stream *>(stream);
-    int64_t k_bytes = 0, v_bytes = 0;
-    cf_result code = check_open(s, error);
-    if (code != CF_OK) return code;
-    if (block == NULL) return cf_fail_null(error, "block");
-    if (!is_own_in_use(s, block))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own,
-                       "is not the own block that cf_state_stream_next handed out last");
-    code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &k_bytes, error);
-    if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &v_bytes, error);
-    const int64_t row = block->first_row - s->pass.prefix, numbers = s->gradient.row_bytes / 4;
-    if (code == CF_OK) code = check_range(numbers / 8, 1, INT32_MAX / 2, "head_size", -1, error);
-    if (code != CF_OK) return code;
+    const cf_state_pass &pass = reinterpret_cast<const state_stream *>(stream)->pass;
+    const int64_t row = block->first_row - pass.prefix, heads = pass.state.n_kv_heads, size = pass.state.head_size;
     add_params p = {};
     p.n_rows = (int32_t)block->n_rows;
-    p.from_k = {static_cast<char *>(block->gradient.data), numbers, 0};
-    p.from_v = {p.from_k.data + s->gradient.stride, numbers, 0};
-    p.to_k = {static_cast<char *>(dk->data) + row * k_bytes, k_bytes / 4, 0};
-    p.to_v = {static_cast<char *>(dv->data) + row * v_bytes, v_bytes / 4, 0};
-    p.n_heads = 1;
-    p.pieces = make_divisor((int32_t)(numbers / 8));
+    p.from_k = view_of(cf_state_k(&block->gradient, 0, 0), heads, size);
+    p.from_v = view_of(cf_state_v(&block->gradient, 0, 0), heads, size);
+    p.to_k = advance(view_of(*dk, heads, size), row, 0, 4);
+    p.to_v = advance(view_of(*dv, heads, size), row, 0, 4);
+    p.n_heads = (int32_t)heads;
+    p.pieces = make_divisor((int32_t)(size / 8));
+    p.type = CF_DTYPE_FP32;
     for (int32_t &before : p.before) before = INT32_MAX;
-    return add_rows<float>(p, compute, error);
+    return add_rows(p, compute, error);
 }
 
 cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer, const cf_tensor *k,
@@ -5859,11 +5722,8 @@ cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute
     state_stream *s = opened_stream(stream);
     const cf_tensor *tensors[2] = {k, v};
     int64_t strides[2] = {0, 0};
-    cf_result code = check_open(s, error);
-    if (code != CF_OK) return code;
-    code = check_range(layer, 0, s->pass.state.n_layers - 1, "layer", -1, error);
-    if (code == CF_OK) code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
-    if (code == CF_OK) code = check_whole_rows(v, "v", s->state, s->pass.own, &s->desc.state, &strides[1], error);
+    cf_result code = check_whole_rows(s, k, "k", &strides[0], error);
+    if (code == CF_OK) code = check_whole_rows(s, v, "v", &strides[1], error);
     if (code == CF_OK) code = hold(compute, s->sent, error); /* the layer before, which may be overwritten from now
                                                                 on */
     if (code == CF_OK) code = record(s->ready, compute, error);
@@ -5874,10 +5734,7 @@ cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute
 
 cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error) {
     state_stream *s = opened_stream(stream);
-    cf_result code = check_open(s, error);
-    if (code != CF_OK) return code;
-    s->open = false;
-    code = release_block(s, compute, false, error);
+    const cf_result code = release_block(s, compute, false, error);
     return code == CF_OK ? hold(compute, s->sent, error) : code;
 }
 
@@ -6819,13 +6676,12 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
     return d.*wanted[what].fixed + d.*wanted[what].each * rows;
 }
 
-/* Notes bytes that are in use from position `begin` to `end`, and returns them; 0 if they are too many. */
-int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
+/* Notes bytes that are in use from position `begin` to `end`, unless they are too many. */
+void note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
     r->too_large |= !(bytes < (double)MOST_SIZE);
-    if (r->too_large) return 0;
+    if (r->too_large) return;
     r->held[what][begin] += (int64_t)bytes;
     r->held[what][end] -= (int64_t)bytes;
-    return (int64_t)bytes;
 }
 
 /* Makes action `at` wait for the end of action `position` of local stage `other`, unless both are on one stream. A SEND
@@ -6860,7 +6716,7 @@ void record_tensors(recording *r, int64_t at, int64_t bytes) {
     if (is_receive(a.pass) && !has_nccl(s->b->e)) add_wait(s, at, p->peer, p->partner);
     if (p->last >= 0) {
         const int64_t next = r->next_pass[p->last], end = is_send(s->actions[p->last].pass) ? r->next_pass[next] : next;
-        (void)note_held(r, ARENA, at, p->last + 1, (double)bytes);
+        note_held(r, ARENA, at, p->last + 1, (double)bytes);
         (is_pass(a.pass) ? p->output : p->input) = take_slot(home, &s->tensors, bytes, at, end, p->last, &before);
         if (before >= 0) add_wait(s, at, self, before);
     }
@@ -6876,7 +6732,7 @@ void record_activations(recording *r, const cf_step *step) {
     const int64_t last = split >= 0 ? split : position_of(b, CF_B, a.chunk, a.stage);
     const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, chunk_of(r->s, step).rows));
     if (!is_forward(a.pass) || step->slot < 0) return;
-    (void)note_held(r, ARENA, step->position, last + 1, (double)bytes);
+    note_held(r, ARENA, step->position, last + 1, (double)bytes);
     (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
 }
 
@@ -6891,7 +6747,7 @@ void record_outputs(recording *r, const cf_step *step) {
     r->too_large |= !(bytes < (double)MOST_SIZE);
     if (r->too_large) return;
     if (moves_inputs(e)) s->layer_slots = std::max(s->layer_slots, 2 * layer);
-    else (void)note_held(r, ARENA, step->position, position_of(s->b, CF_R, a.chunk, a.stage) + 1, bytes);
+    else note_held(r, ARENA, step->position, position_of(s->b, CF_R, a.chunk, a.stage) + 1, bytes);
     (void)raise_region(&e->home, &s->outputs, step->outputs, (int64_t)bytes);
 }
 
@@ -6911,8 +6767,8 @@ void record_gradient(recording *r, const cf_step *step, int64_t chain) {
     const cf_chain &g = b->plan->chains[chain];
     const int64_t stage = step->action.stage, end = position_of(b, CF_B, g.first_chunk, stage) + 1;
     for (int64_t i = g.first_chunk; i < g.first_chunk + g.n_chunks; i++)
-        (void)note_held(r, GRADIENT, step->position, position_of(b, CF_B, i, stage) + 1,
-                        (double)kept_rows_of(b, i) * state_row_bytes(b->e, stage, true));
+        note_held(r, GRADIENT, step->position, position_of(b, CF_B, i, stage) + 1,
+                  (double)kept_rows_of(b, i) * state_row_bytes(b->e, stage, true));
     *gradient_slot(r->s, chain, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
 }
 
@@ -6926,8 +6782,8 @@ void record_rows(recording *r, const cf_step *step) {
     const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
     if (a.pass != CF_F) return;
     if (c.index == 0) r->s->plan[step->position].rows = take_rows(r, step, c, false, end);
-    (void)note_held(r, STATE, step->position, position_of(b, CF_B, a.chunk, a.stage) + 1,
-                    (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
+    note_held(r, STATE, step->position, position_of(b, CF_B, a.chunk, a.stage) + 1,
+              (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
 }
 
 /* Records the rows of a standalone chunk, from the pass that keeps its activations to its backward. An F that keeps
@@ -6939,7 +6795,7 @@ void record_own_rows(recording *r, const cf_step *step) {
     const int64_t end = step->slot >= 0 ? back + 1 : step->position + 1;
     const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false);
     if (streams_state(b->e) || !is_forward(a.pass)) return;
-    (void)note_held(r, STATE, step->position, end, bytes);
+    note_held(r, STATE, step->position, end, bytes);
     r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, chunk_of(r->s, step), false, end);
 }
 
@@ -7400,17 +7256,13 @@ cf_result make_state_stream(stage_plan *s, cf_error *error) {
     cf_state_stream_desc d = {};
     drop_state_stream(s->on);
     if (!streams_state(e) || s->memory_used.state == 0) return CF_OK;
-    for (int64_t row = 0; row < e->desc.n_virtual; row++)
-        d.state.n_layers = std::max(d.state.n_layers, e->stage_descs[virtual_stage_at(s, row)].n_layers);
     d.state.n_kv_heads = a.n_kv_heads;
     d.state.head_size = a.head_size;
     d.state.dtype = a.dtype;
     d.block_rows = e->desc.state_block_rows;
     d.n_slots = e->desc.state_slots;
     d.ring = s->on->memory.data + s->ring_at;
-    d.ring_bytes = s->memory_used.state;
     d.gradient_ring = s->on->memory.data + s->ring_at + s->memory_used.state;
-    d.gradient_ring_bytes = s->memory_used.gradient;
     d.in = s->on->streams[IN];
     d.out = s->on->streams[OUT];
     d.allocator = &e->home.from;

@@ -1327,9 +1327,8 @@ TEST(planes_past_the_pitch) {
     harness_rng rng = {1};
     fill_normal(&kv, &rng);
     d.state = s;
-    d.block_rows = own;
-    d.ring_bytes = CF_STATE_SLOTS * 2 * own * 128;
-    CHECK(cudaMalloc(&d.ring, (size_t)d.ring_bytes) == cudaSuccess);
+    d.block_rows = own, d.n_slots = CF_STATE_SLOTS;
+    CHECK(cudaMalloc(&d.ring, CF_STATE_SLOTS * 2 * (size_t)own * 128) == cudaSuccess);
     CHECK(cudaStreamCreate(&d.in) == cudaSuccess && cudaStreamCreate(&d.out) == cudaSuccess);
     CHECK_INT(cf_state_stream_create(&d, &stream, &error), CF_OK);
     pass.state = s, pass.prefix = prefix, pass.own = own, pass.window = own + 1;
