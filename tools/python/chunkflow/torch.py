@@ -1194,26 +1194,61 @@ class Step:
     def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
         """Gradients are reduced once, after the last backward. Ranks run passes in other orders and numbers, and not
         all use every parameter, so nothing is gathered between: without lockstep all weights are whole beforehand."""
-        for m in sharded:
-            m.set_gradient_divide_factor(1.0)
         root = sharded[0]
-        if not self.in_step:
-            root.set_reshard_after_forward(False)
-            root.set_reshard_after_backward(False)
+        with _own_settings(sharded):
             for m in sharded:
-                m.unshard()
-        root.set_requires_gradient_sync(False)
-        if hasattr(root, "finalize_backward"):
-            root.set_reduce_scatter_unused_params(True)
-            root.set_manual_backward_finalization(True)
-            loss = batch.run(schedule, idle=True)
-            root.set_requires_gradient_sync(True)
-            root.finalize_backward()
-        else:  # before PyTorch 2.15; there all ranks must use the same parameters
-            loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
+                m.set_gradient_divide_factor(1.0)
+                if hasattr(m, "set_force_sum_reduction_for_comms"):  # gloo cannot multiply while it sums
+                    m.set_force_sum_reduction_for_comms(True)
+            if not self.in_step:
+                root.set_reshard_after_forward(False)
+                root.set_reshard_after_backward(False)
+                for m in sharded:
+                    m.unshard()
+            root.set_requires_gradient_sync(False)
+            if hasattr(root, "finalize_backward"):
+                root.set_reduce_scatter_unused_params(True)
+                root.set_manual_backward_finalization(True)
+                loss = batch.run(schedule, idle=True)
+                root.set_requires_gradient_sync(True)
+                root.finalize_backward()
+            else:  # before PyTorch 2.15; there all ranks must use the same parameters
+                loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
+        return loss
+
+
+_SETTINGS = ("gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_grads", "all_reduce_grads",
+             "post_forward_mesh_info", "reshard_after_backward", "reduce_scatter_unused_params",
+             "manual_backward_finalization")
+
+
+@contextlib.contextmanager
+def _own_settings(sharded: list[Any]) -> Iterator[None]:
+    """Lets a step change FSDP2's settings, and restores the user's: a plain backward may follow. Weights are sharded
+    again. The first module is the root; a step that fails drops what FSDP2 holds of it."""
+    states = [m._get_fsdp_state() for m in sharded]
+    states[0]._lazy_init()  # which changes the root's as well
+    holders = [states[0]._state_ctx, *(group for state in states for group in _param_groups(state))]
+    before = [(x, {name: getattr(x, name) for name in _SETTINGS if hasattr(x, name)}) for x in holders]
+    try:
+        yield
+    except BaseException:
+        if hasattr(sharded[0], "reset_iter_state"):
+            sharded[0].reset_iter_state()
+        raise
+    finally:
         for m in sharded:
             m.reshard()
-        return loss
+        for x, settings in before:
+            for name, value in settings.items():
+                setattr(x, name, value)
+
+
+def _param_groups(state: Any) -> list[Any]:
+    """Returns FSDP2's groups of parameters of one module, of which older versions have at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
