@@ -1109,6 +1109,8 @@ typedef struct cf_memory_load {
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or in host memory and streamed
                                       (state_window) */
     int64_t state_gradient_tokens; /* tokens whose dK and dV are held in the same memory */
+    int64_t carries;               /* chains with such tokens, each of which has a carry (cf_token_bytes.carry). 0 with
+                                      such tokens: 1 */
     int64_t input_tokens;          /* padded tokens of dropped chunks, whose stage inputs (local replay) and outputs are
                                       kept */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
@@ -1158,7 +1160,7 @@ typedef struct cf_memory_report {
 
    With desc->outputs 2, inputs and their share of host are counted in the same way without a window. With offload, host
    also has the offloaded parts. Some state does not stream: borders (cf_token_bytes.border) stay on the device, and so
-   does a carry (cf_token_bytes.carry) for each virtual stage with gradients of state. */
+   does a carry (cf_token_bytes.carry) for each chain with gradients of state. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -6925,8 +6927,8 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 
 /* Members of cf_memory_load. */
 #define CF__MEMORY_LOADS(X)                                                                 \
-    X(live_tokens) X(chunk_tokens) X(state_tokens) X(state_gradient_tokens) X(input_tokens) \
-    X(live_scores) X(chunk_scores)
+    X(live_tokens) X(chunk_tokens) X(state_tokens) X(state_gradient_tokens) X(carries) \
+    X(input_tokens) X(live_scores) X(chunk_scores)
 
 static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
 #define CF__MEMORY_CHECK_LOAD(name) \
@@ -7009,7 +7011,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf__add_product(&terms->state, load->state_tokens, bytes->state, overflow);
     cf__add_product(&sums->kept, load->state_tokens, of.share, overflow);
     cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes->state_gradient, overflow);
-    if (load->state_gradient_tokens > 0) cf__add_product(&sums->carry, 1, bytes->carry, overflow);
+    cf__add_product(&sums->carry, cf__max(load->carries, load->state_gradient_tokens > 0), bytes->carry, overflow);
     cf__add_product(&terms->inputs, load->input_tokens, bytes->dropped, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes->working, overflow);
     /* The gradient of the scores, and their softmax if it is recomputed. */
@@ -7783,6 +7785,7 @@ static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, c
 /* Adds the chunk and the tokens whose use begins with an action. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
+    int64_t rows;
     if (a->keep) {
         held->live++;
         held->load.live_tokens += c->rows;
@@ -7791,7 +7794,9 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     if (pipe->local && a->pass == CF_R && !pipe->shape.outputs) held->load.input_tokens -= c->rows;
     if (c->chain < 0) return;
     if (a->pass == CF_F) held->load.state_tokens += c->state;
-    held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
+    rows = cf__pipe_gradient(pipe, a, c);
+    held->load.state_gradient_tokens += rows;
+    held->load.carries += rows > 0;
 }
 
 /* Returns the rows of state that an F frees in a schedule of forwards alone. If its chain ends with it and no other
@@ -7818,6 +7823,7 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
     if (!backward) return;
     held->load.state_tokens -= c->state;
     held->load.state_gradient_tokens -= c->state;
+    held->load.carries -= c->index == 0 && pipe->plan->chains[c->chain].tokens > 0;
 }
 
 /* ---- schedules from anywhere ---- */

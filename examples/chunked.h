@@ -360,22 +360,32 @@ static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error 
     return CF_OK;
 }
 
-/* Lists the slices of a chain that slices of later chunks continue: the state keeps a snapshot at the end of each. */
+/* Lists the slices of a chain that slices of later chunks continue: the state keeps a snapshot at the end of each. Its
+   gradient is in the first carry if only the chain itself continues, and so is that of one slice of the last chunk,
+   whose backward comes first. All others have a carry each. */
 static inline void list_left_slices(chain_state *g, const cf_plan *plan, const cf_chain *chain) {
     const cf_chunk *last = &plan->chunks[chain->first_chunk + chain->n_chunks - 1];
     const int64_t first = plan->chunks[chain->first_chunk].first_slice, end = last->first_slice + last->n_slices;
     const int64_t most = plan->order ? (last->rank + 1) * plan->chunks_per_rank : chain->first_chunk + chain->n_chunks;
-    unsigned char *is_left = TAKE(unsigned char, end - first);
+    unsigned char *is_left = TAKE(unsigned char, end - first); /* 1: by the next chunk's first slice; 2: by others */
+    int is_taken = 0; /* 1: a slice of the last chunk has the first carry */
     g->left = TAKE(int64_t, end - first);
     for (int64_t chunk = chain->first_chunk + 1; chunk < most; chunk++) {
         const cf_chunk *c = &plan->chunks[chunk];
         for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
             const int64_t up = plan->slices[i].up;
-            if (up >= first && up < end && up < c->first_slice) is_left[up - first] = 1;
+            if (up < first || up >= end || up >= c->first_slice) continue;
+            is_left[up - first] |= i == c->first_slice && c->chain == plan->chunks[chain->first_chunk].chain ? 1 : 2;
         }
     }
+    if (g->in_tree) g->carry_of = TAKE(int64_t, end - first);
     for (int64_t i = first; i < end; i++) {
-        if (is_left[i - first]) g->left[g->n_snapshots++] = i;
+        if (!is_left[i - first]) continue;
+        g->left[g->n_snapshots++] = i;
+        if (!g->in_tree) continue;
+        const int shares = is_left[i - first] == 1 || (i >= last->first_slice && !is_taken);
+        is_taken |= i >= last->first_slice;
+        g->carry_of[g->n_snapshots - 1] = shares ? 0 : g->n_carries++;
     }
     free(is_left);
 }
@@ -386,6 +396,7 @@ static inline chain_state state_of_chain(const model_config *config, const stage
     chain_state shape = {0};
     shape.chunks = chain->n_chunks;
     shape.in_tree = plan->order != NULL;
+    shape.n_carries = 1;
     shape.begin = TAKE(int64_t, chain->n_chunks + 1);
     for (int64_t i = 0; i < chain->n_chunks; i++) shape.begin[i] = plan->chunks[chain->first_chunk + i].prefix;
     shape.begin[chain->n_chunks] = shape.begin[0] + chain->tokens;

@@ -648,8 +648,9 @@ typedef struct layer_state {
     real *k, *v, *dk, *dv;  /* (kept rows, kv_heads, head_dim); latent: v is k, and dv is dk */
     real *snapshots;        /* (n_snapshots, numbers of a snapshot): state at the end of each slice of `left`; in a cp
                                group at the beginning of each chunk, and last at that of the next round */
-    real *carry;            /* the gradient of a snapshot, passed from the chunk that last ran backward to the one
-                               before it; in a tree, of each snapshot, summed over all branches */
+    real *carry;            /* (n_carries, the same) gradients of snapshots. The first passes from the chunk that last ran
+                               backward to the one before it; in a tree it begins as that of a snapshot in the last
+                               chunk. The others, in a tree, are of snapshots with other branches, summed over them */
 } layer_state;
 
 typedef struct chain_state {
@@ -660,6 +661,8 @@ typedef struct chain_state {
     int64_t *left;        /* (n_snapshots) rising: slices of the plan that slices of later chunks continue. NULL in a cp
                              group */
     int64_t n_snapshots;
+    int64_t *carry_of;    /* (n_snapshots) which carry is the gradient of each; NULL: all the first */
+    int64_t n_carries;
     int in_tree;          /* 1: other chains also continue its rows */
     int64_t bytes;
     memory_kind kind;
@@ -680,8 +683,6 @@ static inline int64_t kept_before(const chain_state *g, int64_t window, int64_t 
     return rows;
 }
 
-static inline int64_t carries_of(const chain_state *g) { return g->in_tree ? g->n_snapshots : 1; }
-
 /* Returns the snapshot of a slice's end; -1: no other chunk continues it. */
 static inline int64_t snapshot_of(const chain_state *g, int64_t slice) {
     int64_t i = 0;
@@ -699,7 +700,7 @@ static inline void chain_state_layout(chain_state *g, carver *from, const model_
         l->dk = carve(from, rows * n.rows_k);
         l->dv = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->dk;
         l->snapshots = carve(from, g->n_snapshots * n.border);
-        l->carry = carve(from, carries_of(g) * n.border);
+        l->carry = carve(from, g->n_carries * n.border);
     }
 }
 
@@ -729,7 +730,7 @@ static inline void chain_state_clear_gradient(const chain_state *g, const model_
         const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
         memset(g->layers[i].dk, 0, (size_t)(rows * n.rows_k) * sizeof(real));
         memset(g->layers[i].dv, 0, (size_t)(rows * n.rows_v) * sizeof(real));
-        memset(g->layers[i].carry, 0, (size_t)(carries_of(g) * n.border) * sizeof(real));
+        memset(g->layers[i].carry, 0, (size_t)(g->n_carries * n.border) * sizeof(real));
     }
 }
 
@@ -739,6 +740,7 @@ static inline void chain_state_free(chain_state *g, memory_meter *meter) {
     free(g->layers);
     free(g->begin);
     free(g->left);
+    free(g->carry_of);
     free(g->flat);
     memset(g, 0, sizeof *g);
 }
@@ -877,6 +879,8 @@ typedef struct workspace {
     real *wide;
     real *head_transposed;    /* (hidden, vocabulary) */
     real *border, *dborder, *scanned; /* a snapshot, its gradient, and one in transit to the next chunk */
+    real *carried;            /* the gradient that later chunks have left in the first carry of a tree's chain */
+    int adds_to_carry;        /* 1: this chunk has overwritten that carry since */
     double *row_loss;         /* (rows); in a backward the weights of the row's further losses */
     attention_tile *tiles;
     real *flat;
@@ -908,6 +912,7 @@ static inline void workspace_layout(workspace *w, carver *from, const model_conf
     w->border = carve(from, n.border);
     w->dborder = carve(from, n.border);
     w->scanned = carve(from, n.border);
+    w->carried = carve(from, n.border);
 }
 
 /* Returns the scratch of a layer, whose rows have its own widths. */

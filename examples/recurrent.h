@@ -195,7 +195,7 @@ static inline real *snapshot_at(const pass *p, const chain_state *state, int64_t
 }
 
 static inline real *carry_at(const pass *p, const chain_state *state, int64_t i, int64_t which) {
-    return state->layers[i].carry + (state->in_tree ? which : 0) * border_numbers(p->config);
+    return state->layers[i].carry + (state->carry_of ? state->carry_of[which] : 0) * border_numbers(p->config);
 }
 
 /* Returns whether a span is a part of a cp group's round. */
@@ -541,10 +541,19 @@ static inline void span_states(const pass *p, int64_t i, const row_span *s) {
     hand_on(p, s);
 }
 
+/* Sets scratch->carried to the first carry of a tree's chain. The first span of this chunk that returns a gradient there
+   overwrites the carry, and others add to it. */
+static inline void take_carry(const pass *p, int64_t i) {
+    border_fetch(p, p->scratch->carried, p->state->layers[i].carry);
+    p->scratch->adds_to_carry = 0;
+}
+
 /* Sets scratch->dborder to the gradient of the state at a span's end, summed over everything that continues it. */
 static inline void collect_gradients(const pass *p, int64_t i, const row_span *s) {
     real *dborder = p->scratch->dborder;
-    if (s->leaves >= 0) border_fetch(p, dborder, carry_at(p, p->state, i, s->leaves));
+    if (s->leaves >= 0 && p->state->carry_of && p->state->carry_of[s->leaves] == 0)
+        copy_rows(dborder, p->scratch->carried, 1, border_numbers(p->config));
+    else if (s->leaves >= 0) border_fetch(p, dborder, carry_at(p, p->state, i, s->leaves));
     else clear_rows(dborder, 1, border_numbers(p->config));
     for (int32_t at = s->child; at >= 0; at = p->rows->spans[at].sibling) {
         const real *from = begin_of_span(p, &p->rows->spans[at]);
@@ -565,10 +574,12 @@ static inline void return_gradient(const pass *p, int64_t i, const row_span *s) 
     }
     if (!above) return;
     real *carry = carry_at(p, above, i, enters);
-    if (above->in_tree) {
+    const int is_first = above == p->state && carry == above->layers[i].carry;
+    if (above->in_tree && !(is_first && !p->scratch->adds_to_carry)) {
         border_fetch(p, sum, carry);
         for (int64_t j = 0; j < border_numbers(p->config); j++) dborder[j] += sum[j];
     }
+    if (is_first) p->scratch->adds_to_carry = 1;
     border_send(p, carry, dborder);
 }
 
@@ -610,6 +621,7 @@ static inline void recurrent_mix(const pass *p, int64_t i, int backward) {
     const real *skip = weights_of(p, i)->skip;
     const int64_t h = p->config->hidden, hd = head_dim_of(p->config), rows = p->rows->rows, n = p->rows->n_spans;
     if (backward) clear_rows(p->scratch->rows.dconv_in, rows, 3 * h);
+    if (backward && p->state && p->state->carry_of) take_carry(p, i);
     for (int64_t s = 0; s < n; s++) {
         if (backward) span_states(p, i, &p->rows->spans[s]);
         else span_forward(p, i, &p->rows->spans[s]);

@@ -1698,7 +1698,7 @@ enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT_
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
-    int64_t carry;  /* once per virtual stage while a chain is in backward */
+    int64_t carry;  /* once per chain in backward */
     int64_t dropped; /* per token of dropped chunks, if these are kept in host memory */
     int64_t staged;  /* per token of the chunk in a pass, doubled: the part of `dropped` that is on the device */
 } cft__weights;
@@ -2741,7 +2741,7 @@ static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_me
         const cft__weights *w = &t->weights[cf_placement_at(shape->placement, shape->n_stages, j, stage)];
         cft__add_product(&weight, cft__weigh(w, &held[j]), 1);
         cft__add_product(&weight, held[j].chunk_tokens, w->of[CFT__CHUNK]);
-        cft__add_product(&weight, held[j].state_gradient_tokens > 0, w->carry);
+        cft__add_product(&weight, held[j].carries, w->carry);
         cft__add_product(&inputs, held[j].input_tokens, w->dropped);
         two_inputs = cft__max(two_inputs, 2 * held[j].chunk_tokens * w->staged);
     }

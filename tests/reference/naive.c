@@ -618,6 +618,8 @@ static void add_cell(const book *b, const span *all, int64_t first, int64_t chun
     add_load(all, offsetof(cf_memory_load, state_tokens), f, back, state);
     add_load(all, offsetof(cf_memory_load, state_gradient_tokens),
              gradient_from(b, &b->plan->chains[c->chain], v) - first, back, state);
+    add_load(all, offsetof(cf_memory_load, carries), gradient_from(b, &b->plan->chains[c->chain], v) - first, back,
+             c->index == 0 && b->plan->chains[c->chain].tokens > 0);
 }
 
 int64_t naive_state(const cf_plan *plan, int64_t chunk) {

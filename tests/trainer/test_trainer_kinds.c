@@ -151,6 +151,27 @@ TEST(states_have_the_size_of_their_kind) {
     }
 }
 
+/* A prompt of 4 chunks with 3 answers: a carry for the prompt, however long it is, and one for an answer of 3 chunks, of
+   which one runs at a time. cf_memory_load.carries counts the same. */
+TEST(chains_of_a_tree_have_a_carry_each) {
+    static const struct {
+        int64_t answer, snapshots, carries;
+    } cases[] = {{16, 4, 1}, {40, 4 + 2, 2}};
+    const model_config c = model_of_kinds("delta", 2, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int64_t length = 64 + cases[i].answer, lengths[] = {length, length - 1, length - 2};
+        chunked_result result;
+        world x;
+        world_begin(&x, &c, lengths, 3, 16, 1, 0);
+        x.runner.share = 1;
+        for (int64_t j = 1; j < 3; j++) make_alike(&x.documents, j, 0, 64);
+        chunked_loss(&x, &result);
+        CHECK_INT(x.meter.peak[MEMORY_STATE],
+                  2 * (cases[i].snapshots + cases[i].carries) * (4 * 36 + 3 * 72) * (int64_t)sizeof(real));
+        world_end(&x);
+    }
+}
+
 /* Five chunks with K 1. F and R read a snapshot unless they begin the sequence, and only F leaves one, unless it ends
    the sequence. B reads a snapshot twice, because the filter's gradient needs its tail again. It reads a carry unless
    it ends the sequence, and leaves one unless it begins it. */
@@ -573,6 +594,7 @@ TEST(what_cannot_be_shared_is_refused) {
 }
 
 SUITE(trainer_kinds, CASE(any_chunking_gives_the_same_gradients), CASE(states_have_the_size_of_their_kind),
+      CASE(chains_of_a_tree_have_a_carry_each),
       CASE(snapshots_travel_as_often_as_needed), CASE(what_no_chunk_could_have_is_refused),
       CASE(cp_groups_are_refused_in_one_process));
 SUITE(trainer_outputs, CASE(replays_that_take_outputs_do_not_attend), CASE(wrong_outputs_are_found),

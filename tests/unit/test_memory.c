@@ -116,7 +116,9 @@ TEST(windows_stop_growing) {
     narrow = report_of(&desc, &load);
     CHECK_INT(narrow.state, full.state * 128 / 8192);
     CHECK_INT(narrow.state_gradient, 128LL * 36 * 2 * 8 * 128 * 4);
-    load.state_gradient_tokens = 0;
+    load.carries = 3;
+    CHECK_INT(report_of(&desc, &load).state_gradient, 3 * narrow.state_gradient);
+    load.carries = load.state_gradient_tokens = 0;
     CHECK_INT(report_of(&desc, &load).state_gradient, 0);
     /* the rows since the last multiple of 16K: every second border hands on 8K of them */
     kind.mixer = CF_MIXER_CHUNKED;
