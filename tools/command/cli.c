@@ -328,6 +328,8 @@ static int refuse_option(const cli_command *command, const char *text, size_t n)
         if (is_name(old, text, n) && find_option(command, now, strlen(now)) >= 0)
             return cli_usage(command->name, "unknown option %s: it is %s now", old, now);
     }
+    if (is_name("--max-cp", text, n) && find_option(command, "--ranks", 7) >= 0)
+        return cli_usage(command->name, "unknown option --max-cp: compare, report and tune have it, with memory");
     snprintf(word, sizeof word, "%.*s", (int)(n < 100 ? n : 100), text);
     guess.word = word;
     for (i = 0; command->options[i].name; i++) {
