@@ -216,7 +216,7 @@ test_advice() {
     # shellcheck disable=SC2086
     cf plan $large $advised --summary full
     same report/advice/full/run "$said of the 127.77 GiB of the GPU" "$(sed -n 's/^makespan  *\([0-9.]*\) s.*/\1/p' out) $(
-        sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the .* GiB of the GPU\).*/\1 \2/p" out)"
+        sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9].*, \(of the .* GiB of the GPU\).*/\1 \2/p" out)"
 }
 
 # Pictures: plan --svg and --memory-svg, pack --svg, and those of the pages, whose commands make them again.
