@@ -182,7 +182,7 @@ def test_capacities_masks_and_weights():
     plan = chunkflow.pack(lengths, 8, align=4)
     capacity = plan.schedule(k=2).capacity(so_far=plan.capacity({"rows": 11}))
     assert capacity["rows"] == 11 and capacity["prefix"] == 16 and capacity["activations"] >= 2
-    ignored = [np.arange(20) < 6, None, None, [1, 1, 1, 0, 0, 0, 0]]
+    ignored = [np.arange(20) < 6, None, None, [True] * 3 + [False] * 4]
     weights = chunkflow.loss_weights(lengths, ignored=ignored)
     assert np.allclose(weights[[0, 1, 3]], 1 / (14 + 4 + 4))
     seen = 0.0
@@ -419,6 +419,8 @@ def test_wrong_types_by_hand():
             ("weights: wanted one row of numbers, got shape ()", TypeError, lambda: plan.metadata(0, weights=5)),
             ("ignored: wanted None or a mask for each of 2 sequences, got 5", TypeError,
              lambda: plan.metadata(0, ignored=5)),
+            ("ignored: wanted True or False for each token of sequence 1, True where it is no target", TypeError,
+             lambda: plan.metadata(0, ignored=[None, [0, 1, 1]])),
             ("shared_prefixes: wanted for each of 2 sequences a pair", TypeError,
              lambda: chunkflow.pack([5, 5], 4, shared_prefixes=[None, (0, "a")])),
             ("stage: got 7, wanted 0 .. 0", IndexError, lambda: plan.schedule().stage(7)),

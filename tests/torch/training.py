@@ -138,24 +138,37 @@ def test_own_module():
     worst = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
     check("weights of sequences", worst <= TOLERANCE, f"{worst:.1e}")
 
-    for bad in ([[1, 1, 1], [1, 1]], np.ones((2, 3)), torch.ones(3), 1.0, [1.0]):
-        try:
-            what = f"taken, {Step(module, module, chunk_size=32)([[3, 4, 5], [6, 7]], weights=bad)}"
-        except ValueError as why:
-            what = str(why)
-        check("weights that are not one a sequence", "one number for each of 2 sequences" in what, what)
-
     def squares(logits, x):
         return (logits.square().mean(1) * x.weights).sum()
-    for bad, words in (([[5, 1.5]], "sequences[0]: wanted one row of whole numbers"),
-                       ("ab", "sequences: wanted the tokens of each sequence"),
-                       ([[3], [4, -100]], "sequences[1]: wanted numbers of tokens, got -100 at 1"),
-                       (torch.ones(1, 3).long(), "sequences: got one tensor of shape (1, 3), whose padding")):
+
+    step, half, hooked = Step(module, module, chunk_size=32), Small().half(), Small().double()
+    hooked.head.bias.register_post_accumulate_grad_hook(lambda p: None)
+    for name, call, words in (
+            *((f"weights such as {bad}", lambda bad=bad: step([[3, 4, 5], [6, 7]], weights=bad),
+               "one number for each of 2 sequences")
+              for bad in ([[1, 1, 1], [1, 1]], np.ones((2, 3)), torch.ones(3), 1.0, [1.0])),
+            *((f"tokens such as {bad}", lambda bad=bad: step(bad), words)
+              for bad, words in (([[5, 1.5]], "sequences[0]: wanted one row of whole numbers"),
+                                 ("ab", "sequences: wanted the tokens of each sequence"),
+                                 ([[3], [4, -100]], "sequences[1]: wanted numbers of tokens, got -100 at 1"),
+                                 (torch.ones(1, 3).long(),
+                                  "sequences: got one tensor of shape (1, 3), whose padding"))),
+            ("labels as a mask", lambda: step([[3, 4, 5]], [torch.tensor([-100, 4, 5])]), "take labels == -100"),
+            ("a mask of targets", lambda: step([[3, 4, 5]], [[0, 1, 1]]), "ignored: wanted True or False"),
+            ("padding that nothing tells", lambda: chunkflow.torch.unpad(torch.ones(2, 3).long()), "attention_mask"),
+            ("losses that are not summed", lambda: Step(module, module, chunk_size=32, loss=lambda y, x: x.weights)(
+                [[3, 4, 5]]), "loss: wanted one number"),
+            ("a prefix of True", lambda: Step(module, module, chunk_size=32, min_shared_prefix=True),
+             "min_shared_prefix: wanted a whole number, got True"),
+            ("weights in float16", lambda: Step(half, half, chunk_size=32)([[3, 4, 5]]), "module: trains in float16"),
+            ("autocast to float16", lambda: torch.autocast("cpu", torch.float16)(step)([[3, 4, 5]]), "use bfloat16"),
+            ("a hook on a gradient", lambda: Step(hooked, hooked, chunk_size=32)([[3, 4, 5]]),
+             "module: head.bias has a hook")):
         try:
-            what = f"taken, {Step(module, module, chunk_size=32)(bad)}"
+            what = f"taken, {call()}"
         except (TypeError, ValueError) as why:
             what = str(why)
-        check(f"tokens such as {bad}", words in what, what)
+        check(f"refused: {name}", words in what, what)
     loss = Step(module, module, chunk_size=32, loss=squares)(sequences)
     first = gradients(module)
     whole = Step(module, module, chunk_size=256, loss=squares)(sequences)
@@ -947,6 +960,9 @@ def plain_after(dtype, lockstep):
     sequences = sequences_of(plain, batches()["idle chunks"])
     for part in [*model.model.layers, model]:
         fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+    hooked = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hooked.append)
     forward, fails = Causal(model), []
 
     def stops(inputs):
@@ -961,6 +977,7 @@ def plain_after(dtype, lockstep):
         run_plain()
         return differ(got, gradients(plain))
     off = apart(lambda: step(sequences), lambda: plain_step(plain, sequences))
+    off += len(hooked) != len(list(model.parameters()))  # FSDP2 runs a parameter's hooks once a step
     fails.append(True)
     with contextlib.suppress(KeyboardInterrupt):
         step(sequences)
@@ -1059,7 +1076,7 @@ def share_experts(rank, n_ranks, store, results):
     for name, mine, words in (
             ("a sampler's shards", {"sequences": [[3, 4, 5]][:rank] + [[6, 7]]}, "leave the sampler out"),
             ("other tokens", {"sequences": [[3 + rank, 4]]}, "and rank 1 others"),
-            ("other masks", {"ignored": [[rank, 0, 0]]}, "ignored or weights: on rank 1"),
+            ("other masks", {"ignored": [[rank == 1, False, False]]}, "ignored or weights: on rank 1"),
             ("other weights", {"weights": [rank]}, "ignored or weights: on rank 1"),
             ("another chunk_size", {}, "Step's options: on rank 1"),
             ("a batch that rank 1 refuses", {"sequences": [[3, 4, 5 - 9 * rank]]},
@@ -1070,6 +1087,12 @@ def share_experts(rank, n_ranks, store, results):
         except ValueError as why:
             what = str(why)
         results.put((rank, f"ranks with {name}", 0.0 if words in what else 1.0))
+    nn.init.constant_(plain.head.bias, rank)
+    try:
+        what = f"taken, {Step(plain, plain, chunk_size=CHUNK)([[3, 4, 5]])}"
+    except ValueError as why:
+        what = str(why)
+    results.put((rank, "ranks with other weights to begin with", float("rank 1 begins with other weights" not in what)))
     dist.destroy_process_group()
 
 
@@ -1083,7 +1106,7 @@ def test_unused():
             found.setdefault(name, []).append(error)
     for name, errors in found.items():
         check(name, len(errors) == 2 and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
-    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 6, f"{len(found)} runs")
+    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 7, f"{len(found)} runs")
 
 
 # ---- one sequence on several ranks ----

@@ -283,8 +283,17 @@ def _member(c: Any, name: str) -> Any:
     return getattr(c if hasattr(c, name) else c.shape, name)
 
 
+def _mask(values: Any, sequence: int) -> np.ndarray:
+    """Tokens of a sequence that are no targets. Numbers are refused: labels and masks of targets mean the opposite."""
+    mask = _numbers(values, "ignored")
+    if mask.dtype.kind != "b" and mask.size > 0:
+        raise TypeError(f"ignored: wanted True or False for each token of sequence {sequence}, True where it is no "
+                        f"target, got {values!r:.99}; of labels take labels == -100, of a mask of targets mask == 0")
+    return np.ascontiguousarray(mask, dtype=np.bool_)
+
+
 def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) -> Any:
-    """For each sequence a byte for each of its tokens, not 0 where it is no target; None for a sequence: all are."""
+    """For each sequence a byte for each of its tokens, 1 where it is no target; None for a sequence: all are."""
     if ignored is None:
         return ffi.NULL
     ignored = _each(ignored, "ignored", f"None or a mask for each of {len(lengths)} sequences")
@@ -294,10 +303,7 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
     for sequence, values in enumerate(ignored):
         if values is None:
             continue
-        mask = _numbers(values, "ignored")
-        if mask.dtype.kind not in "biuf":
-            raise TypeError(f"ignored: wanted a mask of sequence {sequence}, got {values!r:.99}")
-        mask = np.ascontiguousarray(mask, dtype=np.bool_).view(np.uint8)
+        mask = _mask(values, sequence).view(np.uint8)
         if mask.shape != (lengths[sequence],):
             _refuse("ignored", int(lengths[sequence]), mask.size,
                     f"has not an entry for each token of sequence {sequence}")

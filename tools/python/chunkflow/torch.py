@@ -35,7 +35,7 @@ import functools
 import hashlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
@@ -573,6 +573,9 @@ def unpad(input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tenso
     """Returns the sequences of a padded batch, and for each the tokens that are no targets: `sequences` and `ignored`
     of a step. attention_mask: 0 at padding; labels: the tokens themselves, or -100 where one is no target."""
     _check_tensor(input_ids, "input_ids")
+    if attention_mask is None and labels is None:
+        raise ValueError("attention_mask: wanted it, or labels of -100 at padding, for input_ids alone do not say what "
+                         "is padding")
     ids = input_ids.cpu()
     masks = torch.ones_like(ids) if attention_mask is None else attention_mask
     wanted = ids if labels is None else labels
@@ -665,7 +668,7 @@ class Batch:
                  loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, cp_groups: Mapping[int, Any] | None = None,
                  outputs: bool | None = None):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
-        ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
+        ignored: for each sequence None, or a mask that is True at tokens that are no targets, such as a prompt's. A
         token that sequences share weighs the sum of their weights, with `shared_mean` the mean. cp_groups: where ranks
         share sequences, the process group of this rank's cp group of each number of ranks. outputs: whether a dropped
         chunk's forward keeps attention's outputs, so that its replay does not attend; by default where attention can,
@@ -893,6 +896,10 @@ class Batch:
         if keep:
             with torch.enable_grad():
                 loss = self.loss_of(output, inputs)
+            if not isinstance(loss, Tensor) or loss.ndim > 0:
+                got = tuple(loss.shape) if isinstance(loss, Tensor) else f"{loss!r:.99}"
+                raise ValueError("loss: wanted one number, the sum over the pass's targets of x.weights times each "
+                                 f"one's loss, got {got}")
             self.loss += loss.detach().to("cpu", torch.float64)
             self.kept[chunk] = loss, inputs.prefix, own
 
@@ -998,6 +1005,14 @@ class Batch:
                 raise ValueError(f"a pass {name}: autograd runs whole backwards only; plan without split_backward")
 
 
+def _digest(arrays: Iterable[np.ndarray]) -> int:
+    """Returns a hash of arrays and their lengths."""
+    made = hashlib.blake2b(digest_size=7)
+    for x in arrays:
+        made.update(len(x).to_bytes(8, "little") + x.tobytes())
+    return int.from_bytes(made.digest(), "little")
+
+
 @contextlib.contextmanager
 def _seeded(device: Any, seed: int) -> Iterator[None]:
     """Random numbers of this seed inside, and as if nothing had happened outside."""
@@ -1028,11 +1043,10 @@ class Step:
         as it was told to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
         _check_module(module, chunkflow._callable(forward, "forward"))
         _check_options(forward, loss, seed, shared_mean, outputs)
-        for name, n, least in (("chunk_size", chunk_size, 1), ("k", k, 0)):
+        for name, n, least in (("chunk_size", chunk_size, 1), ("k", k, 0), ("min_shared_prefix", min_shared_prefix, 0)):
             if isinstance(n, bool):
                 raise TypeError(f"{name}: wanted a whole number, got {n}")
             chunkflow._whole(n, name, least)
-        chunkflow._whole(min_shared_prefix, "min_shared_prefix", 0)
         for name in {"n_ranks", "shared_prefixes", "no_copies"} & set(options):
             raise TypeError(f"{name}: is found by Step itself, for each batch")
         chunkflow._describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
@@ -1042,7 +1056,7 @@ class Step:
         self.outputs = outputs
         self.in_step = bool(options.get("lockstep")) or (options.get("max_cp") or 0) > 1
         self.cp_groups: dict[int, Any] = {}
-        self.n_ranks, self.rank = 1, 0
+        self.n_ranks, self.rank, self.is_compared = 1, 0, False
         if dist.is_initialized():
             self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
@@ -1075,27 +1089,30 @@ class Step:
 
     def _summary(self, plan: chunkflow.Plan, sequences: list[np.ndarray], ignored: Sequence[Any] | None, weights: Any
                  ) -> list[int]:
-        """Returns numbers that are equal on all ranks if these are: counts, and hashes of tokens, targets and plan."""
-        def digest(arrays: Iterator[np.ndarray]) -> int:
-            made = hashlib.blake2b(digest_size=7)
-            for x in arrays:
-                made.update(len(x).to_bytes(8, "little") + x.tobytes())
-            return int.from_bytes(made.digest(), "little")
-
+        """Returns numbers that are equal on all ranks if these are: counts, and hashes of tokens, targets, plan and, in
+        the first batch, weights."""
         masks = [None] * len(sequences) if ignored is None else _on_cpu(ignored)
-        masks = (np.zeros(len(s), np.bool_) if m is None else chunkflow._numbers(m, "ignored").astype(np.bool_).ravel()
-                 for s, m in zip(sequences, masks))
+        masks = (np.zeros(len(s), np.bool_) if m is None else chunkflow._mask(m, i).ravel()
+                 for i, (s, m) in enumerate(zip(sequences, masks)))
         of_targets = [] if weights is None else [_weights_of(weights, len(sequences))]
         options = np.array([self.shared_mean, self.k if self.in_step else 0])
         columns = (table[name] for table in (plan.slices, plan.chunks) if table is not None
                    for name in table.dtype.names)
-        return [len(sequences), sum(map(len, sequences)), digest(iter(sequences)), digest((*of_targets, *masks)),
-                digest((options, *columns))]
+        return [len(sequences), sum(map(len, sequences)), _digest(iter(sequences)), _digest((*of_targets, *masks)),
+                _digest((options, *columns)), 0 if self.is_compared else self._of_weights()]
+
+    def _of_weights(self) -> int:
+        """Returns a hash of some numbers of each parameter; 0 where ranks have other parts of them."""
+        parameters = [p.detach() for p in self.module.parameters()]
+        if any(hasattr(p, "full_tensor") for p in parameters):
+            return 0
+        some = (p.flatten()[::p.numel() // 4096 + 1].contiguous().view(torch.uint8).cpu().numpy() for p in parameters)
+        return _digest(some)
 
     def _compare_ranks(self, own: list[int]) -> None:
         """Refuses, on all ranks alike, a batch that is not the same on all of them. own: its summary, or fewer numbers
         where this rank has refused it already."""
-        own = own + [-1] * (5 - len(own))
+        own = own + [-1] * (6 - len(own))
         mine = torch.tensor(own, dtype=torch.int64, device=next(self.module.parameters()).device)
         found = [torch.empty_like(mine) for _ in range(self.n_ranks)]
         dist.all_gather(found, mine, group=self.group)
@@ -1107,9 +1124,27 @@ class Step:
                 raise ValueError(f"sequences: rank 0 has {first[0]} of {first[1]} tokens, and rank {rank} others: "
                                  f"{other[0]} of {other[1]} tokens. Every rank gives the whole batch, and runs its own "
                                  "chunks of it: leave the sampler out, or gather what it has dealt out")
-            if first != other:
+            if 0 != first[5] != other[5] != 0:
+                raise ValueError(f"module: rank {rank} begins with other weights than rank 0: on every rank load the "
+                                 "same ones, or call torch.manual_seed with the same seed before the model is made; "
+                                 "DistributedDataParallel copies rank 0's")
+            if first[:5] != other[:5]:
                 what = "ignored or weights" if first[3] != other[3] else "Step's options"
                 raise ValueError(f"{what}: on rank {rank} not what rank 0 has; every rank gives the same")
+        self.is_compared = True
+
+    def _check_training(self) -> None:
+        """Refuses types and hooks with which gradients would be wrong."""
+        kind, half = next(self.module.parameters()).device.type, torch.float16
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == half or any(
+                p.dtype == half for p in self.module.parameters()):
+            raise TypeError("module: trains in float16, whose losses must be scaled before each backward, which runs "
+                            "inside the step: use bfloat16, as weights or by torch.autocast")
+        for name, p in self.module.named_parameters():
+            if getattr(p, "_post_accumulate_grad_hooks", None) and not hasattr(p, "full_tensor"):
+                raise ValueError(f"module: {name} has a hook by register_post_accumulate_grad_hook, which would run "
+                                 "after each chunk with a part of the gradient: remove it, and do its work after the "
+                                 "step")
 
     def _form_cp_groups(self, plan: chunkflow.Plan) -> None:
         """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
@@ -1119,8 +1154,10 @@ class Step:
             self.cp_groups[n] = dist.new_group(ranks, use_local_synchronization=True)
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
-               shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
+               shared_prefixes: Any = None, trains: bool = False) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
         try:
+            if trains:
+                self._check_training()
             sequences = _tokens_of(sequences, self.forward)
             plan, schedule = self._plan([len(s) for s in sequences], self._shared(sequences, shared_prefixes))
             summary = self._summary(plan, sequences, ignored, weights) if self.n_ranks > 1 else []
@@ -1155,7 +1192,7 @@ class Step:
         if not torch.is_grad_enabled():
             raise RuntimeError("a step under torch.no_grad() or torch.inference_mode() has no gradients; "
                                "step.log_probs(sequences) runs forwards alone")
-        plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes)
+        plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes, True)
         if not batch.has_targets:
             warnings.warn("no token of this batch is a target: its loss is 0.0, and it adds nothing to gradients",
                           stacklevel=3)
