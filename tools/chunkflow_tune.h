@@ -367,8 +367,9 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* amounts of work: that done so far, and that now expected of the whole search.
-                                       Equal at the end */
+    int64_t done;                   /* work, counted and not timed, since the last report of the same worker. The sum over
+                                       all reports is the work of the whole search */
+    int64_t left;                   /* amount of work that is now expected to be left. 0 at the end */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
@@ -1797,7 +1798,7 @@ typedef struct cft__tuner {
     double expected;         /* expected `worked` at the end of the search */
     /* mean work for bounding a split and ChunkSize; mean number of batches in a family's tries */
     double of_bounds, of_tries;
-    int64_t reported;        /* largest progress.done reported to the caller */
+    double reported;         /* the part of `worked` that the caller was told of */
     int64_t simulated;
     int stop;
 
@@ -1824,11 +1825,11 @@ enum { CFT__BOUNDS, CFT__TRIES };
 /* Reports the work done and expected. Work is counted, not timed: 1 for each pass in each try of best, about 0.1 us. A
    fixed kind counts 2 for a pass, and other work in proportion to its time. */
 static void cft__report_done(cft__tuner *t) {
-    double late = t->worked > t->due ? t->worked - t->due : 0;
     cf_tune_progress progress;
     if (t->desc.progress == NULL || t->stop) return;
-    progress.done = t->reported = cft__max(t->reported, (int64_t)t->worked);
-    progress.total = cft__max(cft__max(progress.done, (int64_t)(t->expected + late)), 1);
+    progress.done = (int64_t)(t->worked - t->reported);
+    progress.left = cft__max((int64_t)(t->expected - (t->worked < t->due ? t->worked : t->due)), 0);
+    t->reported += (double)progress.done;
     progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
     if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
 }
@@ -3439,7 +3440,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker, double began, dou
     worker->timeline = NULL;
     worker->error = &worker->record;
     worker->simulated = 0;
-    worker->worked = worker->began = began;
+    worker->worked = worker->reported = worker->began = began;
     worker->due = began + expected;
     worker->result = CF_OK;
 }
@@ -3448,7 +3449,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker, double began, dou
 static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     cft__free_schedule(worker);
     cft__free_plans(worker);
-    t->reported = cft__max(t->reported, worker->reported);
+    t->reported += worker->reported - worker->began;
     t->simulated += worker->simulated;
     t->worked += worker->worked - worker->began;
     t->stop |= worker->stop;
@@ -3471,7 +3472,6 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     }
     if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
     for (i = 0; i < n; i++) {
-        t->workers[i].reported = cft__max(t->workers[i].reported, t->reported);
         if (t->desc.run_tasks == NULL && !t->stop) cft__work(t, i);
         cft__dismiss(t, &t->workers[i], &result);
     }

@@ -77,6 +77,9 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
 cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                 cf_error *error);
 
+/* Returns the work that baseline_tune and baseline_tune_context will take, roughly, as cf_tune_progress counts it. */
+double baseline_work(const int64_t *lengths, int64_t n, const cf_tune_desc *desc);
+
 /* Tries context parallelism for one batch, the list of `compare` and `report`, over the GPUs of all its ranks.
    best.seconds is comparable with their makespans, which leave out the optimizer step of the requested split.
    best.status stays CF_TUNE_UNTRIED without a GPU, or if the requested split is as fast (than: its time; 0: it does not

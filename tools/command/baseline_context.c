@@ -58,6 +58,7 @@ typedef struct context_search {
     cf_plan *samples[2]; /* micro-batches of up to SAMPLE sequences: [0] one per sequence, [1] packed */
     baseline_tuned *out; /* of the fastest method so far, which is `best` */
     context_way best;
+    double work;         /* without `out`: expected work of the methods */
 } context_search;
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -429,6 +430,15 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
     return try_way(s, &way, CF_RECOMPUTE_FULL, 0, error);
 }
 
+/* Adds the work of a method as cf_tune_progress counts it: its batches are packed twice and scheduled once, as it is and
+   then with the recomputation with which it fits. */
+static void count_way(context_search *s, const context_way *way) {
+    double batch = (double)cf_tune_defaults(s->desc).batch;
+    double chunks = batch * (double)s->samples[way->packed]->n_chunks / (double)(s->samples[0]->n_chunks + 1);
+
+    s->work += 2 * (double)(s->n_batches + 1) * (4 * (batch + chunks) + 4 * (double)way->pp * chunks);
+}
+
 /* Tries a split with each ZeRO level that a search of chunks tries, with micro-batches of one sequence and packed
    ones. */
 static cf_result try_zeros(context_search *s, context_way *way, cf_error *error) {
@@ -439,7 +449,9 @@ static cf_result try_zeros(context_search *s, context_way *way, cf_error *error)
     way->zero = searched ? (away ? 3 : 1) : asked > 0 ? asked : 0;
     last = searched && way->pp == 1 ? 3 : way->zero;
     for (; way->zero <= last; way->zero++)
-        for (way->packed = 0; way->packed < 2 && result == CF_OK; way->packed++) result = try_split(s, way, error);
+        for (way->packed = 0; way->packed < 2 && result == CF_OK; way->packed++)
+            if (s->out) result = try_split(s, way, error);
+            else count_way(s, way);
     return result;
 }
 
@@ -457,9 +469,9 @@ static int64_t most_experts(const context_search *s, const cf_parallel *split, i
     return parallel.ep;
 }
 
-/* Tries every way to divide `gpus` GPUs with at least two in a group; tensor parallelism is as given, or stays within a
+/* Tries every way to divide `gpus` GPUs with at least `cp` in a group; tensor parallelism is as given, or stays within a
    node. */
-static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
+static cf_result try_splits(context_search *s, int64_t gpus, int64_t cp, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
     const int64_t reach[] = {1, per_node, gpus}; /* limits on the GPUs for a layer's experts */
     cf_parallel parallel = s->desc->parallel;
@@ -470,7 +482,7 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     if (parallel.zero < 0) parallel.zero = 0;
     memset(&way, 0, sizeof way);
     for (way.tp = 1; way.tp <= gpus && way.tp <= per_node; way.tp++)
-        for (way.cp = 2; way.cp <= gpus / way.tp; way.cp++)
+        for (way.cp = cp; way.cp <= gpus / way.tp; way.cp++)
             for (way.pp = 1; way.pp <= gpus / way.tp / way.cp; way.pp++) {
                 way.dp = gpus / way.tp / way.cp / way.pp;
                 if (way.tp * way.cp * way.pp * way.dp != gpus || !is_asked(s->desc->parallel.tp, way.tp)) continue;
@@ -537,16 +549,23 @@ static int64_t gpus_of(const cf_tune_desc *desc) {
     return desc->n_gpus > 0 ? desc->n_gpus : parallel.tp * parallel.pp * parallel.dp;
 }
 
+/* Returns the number of batches on which each method is timed. */
+static int64_t few_batches(const cf_tune_desc *desc) {
+    int64_t all = cf_tune_defaults(desc).n_batches, most = MOST_TIMED / cf_tune_defaults(desc).batch;
+
+    return most >= all ? all : most > 0 ? most : 1;
+}
+
 cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                 cf_error *error) {
-    int64_t all = cf_tune_defaults(desc).n_batches, most = MOST_TIMED / cf_tune_defaults(desc).batch;
+    int64_t all = cf_tune_defaults(desc).n_batches;
     baseline_tuned found;
     context_search s;
     cf_result result = begin_search(&s, lengths, n, desc, &found, error);
 
     memset(&found, 0, sizeof found);
-    if (most < all) s.n_batches = most > 0 ? most : 1;
-    if (result == CF_OK) result = try_splits(&s, gpus_of(desc), error);
+    s.n_batches = few_batches(desc);
+    if (result == CF_OK) result = try_splits(&s, gpus_of(desc), 2, error);
     if (result == CF_OK && found.best.status == CF_TUNE_OK && s.n_batches < all) {
         s.n_batches = all;
         found.best.status = CF_TUNE_UNTRIED;
@@ -557,6 +576,16 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
     if (found.best.status == CF_TUNE_OK && (out->best.status != CF_TUNE_OK || found.best.seconds < out->best.seconds))
         *out = found;
     return end_search(&s, result);
+}
+
+double baseline_work(const int64_t *lengths, int64_t n, const cf_tune_desc *desc) {
+    context_search s;
+    cf_result result = begin_search(&s, lengths, n, desc, NULL, NULL);
+
+    s.n_batches = few_batches(desc);
+    if (result == CF_OK) result = try_splits(&s, gpus_of(desc), 1, NULL);
+    (void)end_search(&s, result);
+    return s.work;
 }
 
 cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,

@@ -282,18 +282,18 @@ static void note_answer(void) {
 
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress, without a terminal */
 /* share of time for the baselines after a search, whose work is not counted beforehand */
-enum { BASELINE_PERCENT = 15 };
 
 /* Shows the state of the search: in a terminal next to the bar, in a job's log on a line of its own. */
 static void say_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
-    double all = (double)progress->total * (1 + BASELINE_PERCENT / 100.0), part = (double)progress->done / all;
+    int64_t all = job->done + progress->left + job->baseline_work;
+    double part = all > 0 ? (double)job->done / (double)all : 0;
     double seconds = difftime(now, job->begun);
     char left[48] = "", line[224];
 
     if (part > 0.01 && seconds > 0) snprintf(left, sizeof left, "%.0f s to go; ", seconds * (1 - part) / part);
     snprintf(line, sizeof line, "%s%s", left, words);
-    progress_set(progress->done, progress->total + progress->total / 100 * BASELINE_PERCENT, line);
+    progress_set(job->done, all, line);
     if (progress_is_terminal(STDERR_FILENO) || now < job->next_line) return;
     job->next_line = now + NEXT_LINE;
     fprintf(stderr, "chunkflow tune: %.0f s, %.0f %%, %s%s\n", seconds, 100 * part, left,
@@ -311,10 +311,8 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
         snprintf(words, sizeof words, "best so far %.3g s: ChunkSize %s, K %s, %s, %.1f GiB", progress->best->seconds,
                  cli_commas(progress->best->chunk_size), cli_commas(progress->best->k),
                  cf_schedule_kind_name(progress->best->kind), modelling_gib(progress->best->bytes));
-    if (progress->done >= job->done) {
-        job->done = progress->done;
-        say_progress(job, progress, words);
-    }
+    job->done += progress->done;
+    say_progress(job, progress, words);
     workers_unlock();
     return interrupted;
 }
@@ -1005,6 +1003,11 @@ static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
     job->desc.user = job;
     job->begun = time(NULL);
     job->next_line = job->begun + FIRST_LINE;
+    whole = job->desc;
+    whole.parallel.zero = modelling_asked_zero(&job->asked->modelling);
+    whole.parallel.ep = job->asked->modelling.ep;
+    if (!job->asked->costs && !job->asked->no_cp)
+        job->baseline_work = (int64_t)baseline_work(job->lengths, job->n, &whole);
     signal(SIGINT, note_interrupt);
     progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
@@ -1012,9 +1015,7 @@ static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
-    whole = job->desc;
-    whole.parallel.zero = modelling_asked_zero(&job->asked->modelling);
-    whole.parallel.ep = job->asked->modelling.ep;
+    whole.progress = job->desc.progress;
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_context(job->lengths, job->n, &whole, base, &error);
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)

@@ -43,7 +43,8 @@ typedef struct tune_job {
     int64_t n;                      /* number of lengths within the context */
     int64_t left_out, left_out_tokens, tokens;
     time_t begun, next_line;        /* begin of the search, and time of its next line of progress */
-    int64_t done;                   /* progress as last shown */
+    int64_t done;                   /* work done so far, as cf_tune_progress counts it */
+    int64_t baseline_work;          /* expected work of the baselines, which follow */
 } tune_job;
 
 /* Tokens of the longest sequence within the context. */
