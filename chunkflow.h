@@ -328,8 +328,8 @@ typedef struct cf_pack_desc {
                                      more chunks than without it, and idle ones. Needs best fit, without shared
                                      prefixes */
     int64_t max_cp;               /* maximum ranks of a cp group (see below), at most n_ranks. 0, 1: no cp groups. Above
-                                     1 it implies lockstep. The columns of a larger max_cp never take longer in total
-                                     than those of a smaller one, with the replays of K = 1 counted */
+                                     1, lockstep is implied. A larger max_cp never makes all columns together take
+                                     longer; this counts the replays of K = 1 */
     double cp_row_seconds;        /* extra cost of a pass per row of K and V from another rank, beyond the part hidden
                                      by other work. In units of `cost`. Ignored without max_cp */
     double cp_chunk_seconds;      /* extra cost of each chunk of a cp group, for the scan of recurrent layers. In units
@@ -883,10 +883,10 @@ typedef struct cf_parallel {
                                 layer each, to virtual stages 1, 2, ..., then 0, but not to the last one, which has the
                                 output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
-    int64_t ep;              /* expert parallelism: ep of the tp x dp GPUs of a stage share the routed experts of a
-                                layer. Each has whole experts, and receives the rows for them. 0: 1, so that each GPU
-                                has a tp-th of every expert's width. Must divide tp x dp and the experts of each kind.
-                                Above 1 it needs experts */
+    int64_t ep;              /* expert parallelism: the routed experts of a layer are divided over ep of the tp x dp
+                                GPUs of a stage. Each GPU has whole experts, and receives the rows for them. 0: 1, and
+                                each GPU has a tp-th of every expert's width. Must divide tp x dp and the experts of
+                                each kind. Above 1, the model must have experts */
     int64_t imbalance;       /* percent by which the experts of the fullest GPU get more rows than the mean; 0: none. A
                                 price: allowed without ep */
 } cf_parallel;
@@ -1219,9 +1219,9 @@ typedef struct cf_held_bytes {
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
     int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward (if other chains
                                continue it, from the start of their first F) to the end of the token's B (or I) */
-    int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
-                               (cf_token_bytes.dropped). From the start of its F to the start of its R or, with
-                               cf_shape.outputs, to the end of its R */
+    int64_t boundary;       /* a chunk whose activations local replay drops: its saved input, and its outputs if it
+                               keeps any (cf_token_bytes.dropped). From the start of its F to the start of its R or,
+                               with cf_shape.outputs, to the end of its R */
 } cf_held_bytes;
 
 #define CF_NO_LIMIT (-1) /* no limit: it replaces a default limit or a schedule's */
@@ -2664,8 +2664,8 @@ typedef struct cf__tree {
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *stems;         /* (most_stems) in preorder: first node of each stem, from which followers lead on. A stem
-                               will become a chain */
+    int32_t *stems;         /* (most_stems) in preorder. A stem is a run of nodes that will become a chain; this is the
+                               first node of each */
     int64_t n_nodes, n_stems;
 } cf__tree;
 
@@ -2986,9 +2986,9 @@ typedef struct cf__pack_kin {
 
 /* Neighbours after sorting: items of one padded size, or chains with equally many chunks. */
 typedef struct cf__pack_run {
-    int32_t first; /* first item; first fit counts `first` up and `left` down */
+    int32_t first; /* first item. First fit takes items from here: it raises `first` and lowers `left` */
     int32_t left;
-    int32_t next;  /* first fit: the run itself while it has items left, then a later run */
+    int32_t next;  /* first fit: this run while it has items left, then the index of a later run that may have some */
     int32_t size;  /* padded tokens, or chunks, per item */
 } cf__pack_run;
 
@@ -3266,7 +3266,7 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
     return CF_OK;
 }
 
-/* Returns the caller's cost or, without one, a cost by which all rows weigh as much as all pairs. */
+/* Returns the caller's cost. Without one, returns a cost with which all rows together cost as much as all pairs. */
 static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, double pairs) {
     cf_pass_cost weights = *given;
     if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(rows > 0)) return weights;
@@ -3275,8 +3275,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Bounds the memory of cp groups: at most most_parts parts are made. Every width of group has one last band of columns.
-   Returns an upper bound on the columns of all these bands together. */
+/* Bounds the memory that cp groups need, and limits their parts to most_parts. Each width of group has one last band of
+   columns. Returns an upper bound on the columns of all these last bands together. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -5720,9 +5720,9 @@ static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins the sequence of slice `id` in the call of its depth. Its keys are those of the slice. Its queries are the rows
-   from slice `next` on that descend from the slice. Earlier rows and keys that are in no sequence of this call become
-   sequences without keys or without queries. Until the call has its arrays, this only counts sequences. */
+/* Begins a sequence of the call at depth `depth`, for slice `id`. Its keys are those of the slice. Its queries are the
+   rows from slice `next` on that descend from the slice. Earlier rows and keys that are in no sequence of this call
+   become sequences without keys or without queries. While the call has no arrays, only counts sequences. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
@@ -7773,8 +7773,9 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_byt
     return fits ? sum : INT64_MAX;
 }
 
-/* Returns the rows of dK and dV that an action brings into use. A whole chain's rows begin with the backward of its
-   last chunk or, if other chains continue it, with the F of the first of these, whose backwards come sooner. */
+/* Returns the rows of dK and dV that an action begins to use. All rows of a chain come into use at once: with the
+   backward of its last chunk or, if other chains continue it, with the F of the first of these. Backwards of those
+   chains come sooner. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
@@ -7809,7 +7810,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
     return rows;
 }
 
-/* Subtracts the tokens that are free after the action. */
+/* Subtracts the tokens that the action frees. */
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
@@ -8326,9 +8327,9 @@ static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
-/* Adds the backwards that a unit's forwards made possible: in local replay all, otherwise those of kept chunks. If
-   these were all of its backwards and the unit is its parent chain's last child, it continues with the parent, and so
-   on upward. */
+/* Adds the backwards that the forwards of a unit made possible: all in local replay, otherwise those of kept chunks. If
+   all backwards of the unit are added, and the unit is the last child of its parent chain, goes on with the parent, and
+   so on upward. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -8393,7 +8394,8 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     for (; begin < pattern->n_backwards; begin++) pattern->need[begin] = (int32_t)pattern->n_items;
 }
 
-/* Adds all units with their replays. gpipe: a round ends if the next unit has no room in addition to the others. */
+/* Adds all units with their replays. gpipe: a round ends when the next unit does not fit beside the units of the
+   round. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
@@ -8720,7 +8722,8 @@ static void cf__schedule_put_in_round(const cf__schedule_maker *m, cf_schedule *
 }
 
 /* Writes Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): stage s runs 2 x (n_stages - 1 - s) + (n_virtual - 1)
-   x n_stages forwards ahead. Forwards alone come in the same order on all stages, so no stage waits forever. */
+   x n_stages forwards ahead. In a schedule without backwards, all stages have the same order of forwards, so no stage
+   waits forever. */
 static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, total = m->pipe.n * rows, s, i;
     schedule->n_actions = schedule->first[0] = 0;
@@ -9233,7 +9236,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 
 typedef struct cf__dispatch_policy {
     int split;     /* backwards are split into I and W */
-    int64_t turns; /* above 0: forwards and backwards alternate once the first stage is this many forwards ahead */
+    int64_t turns; /* above 0: the first stage runs this many forwards first; then forwards and backwards alternate */
     /* above 0: passes go by their beats; each virtual stage begins this many chunks after the previous one */
     double beat;
     int steep;     /* in a V, beats to a later stage count twice; 2: backwards also begin 2.5 beats later */
@@ -9319,7 +9322,7 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower, the more urgent */
     double *furthest;     /* (cells) the lower, the further off its backward: keys of the heaps of kept cells */
     double *nearest;      /* (cells) furthest, negated: keys of the heaps of dropped cells */
-    int follows;          /* 1: `urgency` is preset, and forwards and backwards follow its order */
+    int follows;          /* 1: `urgency` is given in advance, and forwards and backwards run in its order */
     double now, give_up_at;
     double least;         /* a lower bound of the makespan */
     int64_t n_left;       /* passes, except R, that have not been taken */
@@ -9959,7 +9962,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     if (best < 0 || (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward))) best = forward;
     if (best >= 0 && best != replay && cf__dispatch_is_strict(d) &&
         d->urgency[best] > d->urgency[cf__dispatch_due(d, worker)])
-            best = replay; /* in the strict order another forward or backward comes first; a replay is not in that
+            best = replay; /* another forward or backward is before `best` in the strict order; replays are not in that
                               order */
     if (best >= 0 && best == forward && weight >= 0 && worker->room.chunks < 1) return weight;
     return best >= 0 ? best : weight;
@@ -12147,8 +12150,8 @@ static cf_block *cf__steps_object(void *job, cf__carver *carver) {
     return &s->made->block;
 }
 
-/* Looks ahead for tensors that will be sent, or read where a V turns, so that the passes that make them take a slot. No
-   slot is in use yet. */
+/* Marks the tensors that will be sent, or that the same stage reads where a V turns. A pass that makes a marked tensor
+   will take a slot for it. Until then no slot is in use. */
 static cf_result cf__steps_find_sends(void *job) {
     cf__stepper *s = (cf__stepper *)job;
     const cf_action *a = s->actions;

@@ -339,8 +339,9 @@ typedef struct cf_tune_candidate {
     int in_step;            /* 1: all ranks run the same passes at the same time (cf_pack_desc.lockstep, or max_cp) */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the same schedules or, if this one streams
-                               or recomputes, of one that fits with less of that; -1: none */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate that is at least as good; -1: none. It has the
+                               same schedules. If this candidate streams or recomputes, it may instead be one that fits
+                               with less of that */
     int replays;            /* 1: some tried batch has a replay */
     int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
     double seconds;         /* this and the next five members: only for CF_TUNE_OK, otherwise 0 */
@@ -1191,7 +1192,7 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
     cost.per_token = cft__product(factor->pair_flops * layers, cft__row_flops(shard)) / attention;
     if (shard->state_row == 0) return cost;
     if (desc->chunk_size > 0) {
-        double rows = layers / (double)desc->chunk_size; /* rows of the prefix per pair */
+        double rows = layers / (double)desc->chunk_size; /* rows of the prefix that are read for each pair */
         pair_bytes = cft__product(layers, factor->pair_bytes * ((double)(shard->kv + shard->value) / 2)) /
                      (double)desc->chunk_size;
         expand = cft__product(rows * (kind == CFT__INPUT_GRADIENT ? 4 : 2), (double)shard->expand);
@@ -1426,9 +1427,9 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     return cft__check_time(gpu->latency, "gpu.latency", error);
 }
 
-/* Estimates the seconds of an iteration besides its passes, on the stage with the most parameters. Gradients (float)
-   are reduced over dp and parameters gathered again, unless passes do that. The optimizer reads a float gradient, reads
-   and writes three float states, and writes a bf16 parameter. */
+/* Estimates the seconds of an iteration outside its passes, on the stage with the most parameters. Gradients (float)
+   are reduced over dp, and parameters are gathered again, unless passes do both. The optimizer reads a float gradient,
+   reads and writes three float states, and writes a bf16 parameter. */
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
@@ -1851,8 +1852,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the maximum number of GPUs, up to `most`, that can share a layer's experts; 0 without experts. Returns a
-   given ep unchanged. */
+/* Returns the largest valid ep, at most `most`: the number of GPUs that share a layer's experts. 0: no experts, or no ep
+   above 1 is valid. If ep is given, returns it. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;

@@ -200,7 +200,7 @@ typedef struct writer {
     int32_t *microbatch_of; /* of the rank's chunks */
     int32_t *done;          /* number of backwards so far of each virtual stage */
     int64_t next_extra;
-    const char *comma;      /* text before the next cell of the row */
+    const char *comma;      /* written before the next cell of the row: "" or "," */
 } writer;
 
 /* A cell; chunk -1: without a microbatch. */
@@ -323,7 +323,7 @@ typedef struct cell {
     int64_t line, column; /* from 1 */
 } cell;
 
-/* The reader goes through the text twice: once to count, once to fill in the schedule. */
+/* The reader. It goes through the text twice: first to count, then to fill in the schedule. */
 typedef struct reader {
     const char *text;
     size_t bytes;
@@ -331,7 +331,7 @@ typedef struct reader {
     const cf_plan *plan;
     cf_error *error;
     size_t at, line_begin; /* beginning of the next cell, and of the last cell's line */
-    char separator;        /* after the last cell; 0: the text begins or ends there */
+    char separator;        /* the character after the last cell; 0: at the beginning or end of the text */
     cell cell;             /* the last cell; its line is the number of rows up to it */
     cell empty;            /* the first empty cell; line 0: none */
     int64_t n_extras;

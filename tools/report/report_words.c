@@ -335,8 +335,8 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     return 1;
 }
 
-/* Returns words that compare whole sequences with an advised time, if they are faster, or if only the advice beats
-   them. */
+/* Returns a sentence that compares the time of whole sequences with a makespan that is advised. "" if whole sequences
+   are slower than the report's best schedule. */
 static const char *beside_whole(const report *r, double makespan) {
     double whole = whole_seconds(r), now = report_seconds(r, &r->schedules[r->best]);
     char *text = cli_scratch();
