@@ -18,7 +18,7 @@
    The functions by task
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
                                cf_attention_path_name; by another library: cf_attention_backend, cf_attention_add
-       carry state             cf_rope_size + cf_rope_fill, cf_state_bytes, cf_state_k, cf_state_v
+       carry state             cf_rope_size + cf_rope_fill, cf_state_k, cf_state_v
        run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
          a layer's attention   cf_layer_attention_forward, cf_layer_attention_backward, cf_layer_attention_bytes
@@ -261,16 +261,8 @@ typedef struct cf_state {
                                      standalone chunk, which no other chunk adds to */
 } cf_state;
 
-/* Returns in *bytes what n_rows rows take in all planes: n_rows x layers (1 with one_layer) x 2 x n_kv_heads x
-   head_size x bytes of a number. Per row this is cf_token_bytes.state (16-bit) or .state_gradient (fp32) of the memory
-   model, as cf_memory_token_bytes gives them for a virtual stage. data and rows are not read.
-
-   Errors of this function and of those below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument;
-   CF_ERROR_DEVICE. Nothing is put on the stream then. Without rows or layers there is nothing to do. */
-CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error);
-
 /* Return K and V of one layer from `row` on, for cf_attention_tensors and the functions below. data is NULL if layer or
-   row is out of range. */
+   row is out of range, or the state is not sound. */
 CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
 CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
 
@@ -1055,7 +1047,7 @@ template <int ID, int THREADS> CF_DEVICE void named_barrier() {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-/* The same for an ID that is known only at run time, with a wait for the others or without. */
+/* Barriers whose ID is known only at run time. The first waits for the other threads, the second does not. */
 template <int THREADS> CF_DEVICE void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
@@ -1078,7 +1070,7 @@ CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x,
                  : "memory");
 }
 
-/* Starts the copy of contiguous bytes, a multiple of 16, in the same way. */
+/* Starts the copy of contiguous bytes, a multiple of 16. They count for the mbarrier. */
 CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
@@ -1297,11 +1289,11 @@ CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matri
    ================================================================================================================ */
 
 const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
-const int FORWARD_KEYS = 64;
-const int HOPPER_KEYS = 128; /* the same with wgmma */
+const int FORWARD_KEYS = 64;  /* keys of a step of its loop */
+const int HOPPER_KEYS = 128;  /* keys of a step with wgmma */
 const int ROW_TILE = 64;  /* packed rows of a backward tile, and of its sums of dQ. Some may be empty, because a tile
                              has whole tokens only */
-const int LARGE_ROW_TILE = 128; /* the same for small heads, if shared memory allows it */
+const int LARGE_ROW_TILE = 128; /* rows of a backward tile of small heads, if shared memory allows it */
 const int KEY_TILE = 128;       /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
 const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
@@ -5166,39 +5158,26 @@ __global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_co
 
 /* ---- planes ---- */
 
-/* A checked state, in bytes. */
+/* Sizes of a state, in bytes. */
 struct planes {
-    int64_t n, row_bytes;
+    int64_t row_bytes;
     int64_t stride; /* from plane to plane */
 };
 
 /* True if a x b, neither negative, is more than `most`. */
 bool product_above(int64_t a, int64_t b, int64_t most) { return b > 0 && a > most / b; }
 
-cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
-    if (s == NULL) return cf_fail_null(error, "state");
-    const cf_result code = check_bounds({{"n_layers", s->n_layers, 0, INT64_MAX},
-                                         {"n_kv_heads", s->n_kv_heads, 1, INT64_MAX},
-                                         {"head_size", s->head_size, 1, INT64_MAX},
-                                         {"dtype", number_of(s->dtype), 0, CF_DTYPE_FP32},
-                                         {"rows", s->rows, 0, INT64_MAX},
-                                         {"n_rows", n_rows, 0, INT64_MAX}}, error);
-    if (code != CF_OK) return code;
-    if (product_above(s->n_kv_heads, s->head_size, INT64_MAX / 4))
-        return cf_fail(error, CF_ERROR_OVERFLOW, "n_kv_heads", -1, INT64_MAX / 4 / s->head_size, s->n_kv_heads,
-                       "too large for this head_size");
-    if (s->n_kv_heads * s->head_size % 8 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 8, s->n_kv_heads * s->head_size,
-                       "times n_kv_heads must be a multiple of 8");
-    if (s->n_layers > INT64_MAX / 2)
-        return cf_fail(error, CF_ERROR_OVERFLOW, "n_layers", -1, INT64_MAX / 2, s->n_layers, "too large");
-    to->n = s->n_layers > 0 && s->one_layer ? 2 : 2 * s->n_layers;
+/* Finds the sizes of a state. Returns false if it is not sound, or has 2^63 bytes or more. */
+bool find_planes(const cf_state *s, planes *to) {
+    const int type = number_of(s->dtype);
+    if (s->n_layers < 0 || s->n_kv_heads < 1 || s->head_size < 1 || s->rows < 0) return false;
+    if (type < 0 || type > CF_DTYPE_FP32 || product_above(s->n_kv_heads, s->head_size, INT64_MAX / 4)) return false;
+    if (s->n_kv_heads * s->head_size % 8 != 0 || s->n_layers > INT64_MAX / 2) return false;
+    const int64_t n = s->n_layers > 0 && s->one_layer ? 2 : 2 * s->n_layers;
     to->row_bytes = s->n_kv_heads * s->head_size * bytes_of(s->dtype);
-    const int64_t most = INT64_MAX / to->row_bytes / std::max<int64_t>(1, to->n);
-    if (s->rows > most) return cf_fail(error, CF_ERROR_OVERFLOW, "rows", -1, most, s->rows, "too many bytes");
-    if (n_rows > most) return cf_fail(error, CF_ERROR_OVERFLOW, "n_rows", -1, most, n_rows, "too many bytes");
+    if (product_above(s->rows, to->row_bytes, INT64_MAX / std::max<int64_t>(1, n))) return false;
     to->stride = s->rows * to->row_bytes;
-    return CF_OK;
+    return true;
 }
 
 /* Copies n pieces of `width` bytes, with strides on both sides: in one call, unless CUDA does not take the stride. */
@@ -5221,7 +5200,7 @@ cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t fro
 cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_t which) {
     cf_tensor t = {NULL, 0, 0};
     planes p = {};
-    if (check_state(state, 0, &p, NULL) != CF_OK || state->data == NULL) return t;
+    if (state == NULL || state->data == NULL || !find_planes(state, &p)) return t;
     if (layer < 0 || layer >= state->n_layers || row < 0 || row >= state->rows) return t;
     const int64_t plane = 2 * (state->one_layer ? 0 : layer) + which;
     t.data = static_cast<char *>(state->data) + plane * p.stride + row * p.row_bytes;
@@ -5586,14 +5565,6 @@ cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_err
 
 extern "C" {
 
-cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error) {
-    planes p = {};
-    if (bytes == NULL) return cf_fail_null(error, "bytes");
-    const cf_result code = check_state(state, n_rows, &p, error);
-    if (code == CF_OK) *bytes = p.n * n_rows * p.row_bytes;
-    return code;
-}
-
 cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 0); }
 cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 1); }
 
@@ -5635,8 +5606,8 @@ cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stre
     s->desc = *desc;
     s->from = from;
     const cf_state slot = one_layer_of(desc, desc->state.dtype), gradient_slot = one_layer_of(desc, CF_DTYPE_FP32);
-    code = check_state(&slot, 0, &s->state, error);
-    if (code == CF_OK) code = check_state(&gradient_slot, 0, &s->gradient, error);
+    (void)find_planes(&slot, &s->state);
+    (void)find_planes(&gradient_slot, &s->gradient);
     each_event(s, [&](cudaEvent_t *event) {
         if (code != CF_OK) return;
         code = cuda_result(error, cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
