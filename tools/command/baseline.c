@@ -220,8 +220,7 @@ void baseline_print_recipe(const baseline_tuned *recipe, double best) {
     printf(", context %s: estimated %s s, %.2f GiB,\n                  %.2f GiB in host memory for each GPU",
            cli_commas(recipe->context > 0 ? recipe->context : 1), pipeline_estimate(seconds),
            modelling_gib(recipe->best.bytes), modelling_gib(recipe->best.memory.host));
-    if (best > seconds) printf("; the best takes %.0f %% longer", 100 * (best / seconds - 1));
-    else if (best > 0) printf("; %.3g x as long as the best", seconds / best);
+    if (best > 0) printf("; chunks are %s that", pipeline_pace(best, seconds));
     putchar('\n');
 }
 

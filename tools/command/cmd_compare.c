@@ -321,9 +321,10 @@ static const table_column columns[] = {
     {.name = "placement"},
     {.heading = "makespan", .name = "makespan_", .estimate = 1},
     {.name = "estimated"},
-    {.heading = "x least", .name = "ratio", .decimals = 4, .estimate = 1},
+    {.name = "ratio", .decimals = 4, .estimate = 1},
+    {.heading = "slower %", .decimals = 1, .scale = 100},
     {.heading = "waste %", .name = "bubble_useful", .decimals = 2, .scale = 100},
-    {.heading = "busy %", .name = "bubble_busy", .decimals = 2, .scale = 100},
+    {.heading = "idle %", .name = "bubble_busy", .decimals = 2, .scale = 100},
     {.heading = "kept", .name = "peak_chunk_copies"},
     {.heading = "kept tokens", .name = "peak_token_copies"},
     {.heading = "state tokens", .name = "peak_state_token_copies"},
@@ -342,8 +343,8 @@ static const table_column columns[] = {
     {.heading = "by", .name = "bound_name", .left = 1},
     {.name = "rank"},
     {.name = "why"}};
-enum { COLUMN_REPLAY = 6, COLUMN_STATE = 16, COLUMN_BYTES, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24,
-       COLUMN_SPEED, COLUMN_MFU, COLUMN_BY = 29, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_REPLAY = 6, COLUMN_STATE = 17, COLUMN_BYTES, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 25,
+       COLUMN_SPEED, COLUMN_MFU, COLUMN_BY = 30, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Adds the cells that name a case. */
 static void add_case(table *to, const row *r) {
@@ -391,6 +392,7 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_real(to, r->makespan);
     table_integer(to, !t->pipe.unit_cost);
     table_real(to, ratio(r->makespan, t->best));
+    table_real(to, ratio(r->makespan, t->best) - 1);
     table_real(to, r->bubble_useful);
     table_real(to, r->bubble_busy);
     table_share(to, r->peak_live, r->n_virtual);
@@ -488,7 +490,7 @@ static int print_context(const comparison *t, const row *ours) {
         print_chunks(t, ours);
         if (t->context.ranks > 1 && !t->pipe.every_rank && t->pipe.max_cp < 2)
             printf("; rank %lld alone", (long long)t->pipe.rank);
-        printf("; %s x the baseline's time\n", pipeline_estimate(ratio(seconds, c->seconds)));
+        printf("; %s the baseline\n", pipeline_pace(seconds, c->seconds));
         if (c->seconds < seconds)
             puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"
                  "                  --no-cp is without.");
@@ -536,8 +538,7 @@ static void print_verdict(const comparison *t, const row *ours) {
     }
     putchar('\n');
     print_chunks(t, ours);
-    if (t->pipe.unit_cost) printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
-    else printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, base->makespan)));
+    printf("; %s the baseline\n", pipeline_pace(ours->makespan, base->makespan));
     if (!(base->makespan < ours->makespan)) return;
     cf_plan_measure(plan, NULL, &stats);
     printf("                  The baseline is faster:\n                  %s.\n",
@@ -562,7 +563,7 @@ static int print_table(const comparison *t) {
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));
-    printf("times             in %s%s. Idle time: waste %%, with replays; busy %%, without them. kept: the most\n"
+    printf("times             in %s%s. waste %%: idle time and replays; idle %%: idle time alone. kept: the most\n"
            "                  chunks and tokens on a stage. bound: the strongest lower bound for that row%s%s.\n"
            "                  best as paper: best, each stage held to the chunks that paper keeps there%s\n",
            pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated", only_bound(t) ? ", " : "",

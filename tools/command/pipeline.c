@@ -810,6 +810,16 @@ const char *pipeline_estimate(double seconds) {
     return out;
 }
 
+const char *pipeline_pace(double seconds, double other) {
+    char *text = cli_scratch();
+    double gap = other > 0 ? seconds / other - 1 : 0;
+
+    if (gap > 0 && gap < 9) snprintf(text, CLI_SCRATCH_BYTES, "%.*f %% slower than", gap < 0.01, 100 * gap);
+    else if (gap > 0) snprintf(text, CLI_SCRATCH_BYTES, "%s x as slow as", pipeline_estimate(1 + gap));
+    else snprintf(text, CLI_SCRATCH_BYTES, "%s x as fast as", pipeline_estimate(seconds > 0 ? other / seconds : 1));
+    return text;
+}
+
 const char *pipeline_duration(double time, int unit_cost) {
     return unit_cost ? pipeline_time(time) : pipeline_estimate(time);
 }

@@ -263,6 +263,10 @@ const char *pipeline_time(double time);
 /* Returns estimated seconds for people, in three digits, because an estimate is no more precise. In a cli_scratch. */
 const char *pipeline_estimate(double seconds);
 
+/* Returns a time beside another in words: "1.25 x as fast as", "16 % slower than" or "12 x as slow as". In a
+   cli_scratch. */
+const char *pipeline_pace(double seconds, double other);
+
 /* Returns a makespan in words: exact in token times, else an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 

@@ -451,9 +451,6 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     }
     printf(": estimated %s s an iteration, %.2f GiB", pipeline_estimate(base->best.seconds),
            modelling_gib(base->best.bytes));
-    if (c && base->best.seconds < c->seconds)
-        printf("; the best takes %.0f %% longer", 100 * (c->seconds / base->best.seconds - 1));
-    else if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
     printf("\n                  %s, recompute %s%s, tensor %s, pipeline %s, data %s",
            base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
            modelling_recompute_words(base->split.recompute, base->split.recompute_layers),

@@ -47,12 +47,6 @@ static void say_alone(const report *r, const report_schedule *ours, char *text, 
              estimated(r), time, ours->name, held, r->no_baseline);
 }
 
-static const char *two_decimals(double x) {
-    char *out = cli_scratch();
-    snprintf(out, CLI_SCRATCH_BYTES, "%.2f", x);
-    return out;
-}
-
 /* Writes the baseline's name, time and memory: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
    Returns its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
@@ -94,7 +88,7 @@ static double whole_seconds(const report *r) {
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
     char time[64], held[64], base[512];
     double makespan = say_base(r, base, sizeof base);
-    double seconds = report_seconds(r, ours), ratio = seconds > 0 ? makespan / seconds : 1;
+    double seconds = report_seconds(r, ours);
     const report_try *pays = what_pays(r);
     int advised = pays && pays->makespan < makespan;
 
@@ -103,15 +97,13 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
     if (r->part[0])
         snprintf(text, size, "This batch takes %s%s in chunks (%s, %s%s). The comparison above is of all batches.",
                  estimated(r), time, ours->name, held, report_rank_words(r));
-    else if (ratio < 1)
-        snprintf(text, size, "Chunks do not pay for this batch%s. %s it takes %s%s (%s, %s%s), %.0f %% longer than "
-                 "as %s.", advised ? " with these options, but they do with those below" : "",
-                 advised ? "Now" : "With them", estimated(r), time, ours->name, held, report_rank_words(r),
-                 100 * (1 / ratio - 1), base);
+    else if (makespan < seconds)
+        snprintf(text, size, "Chunks do not pay for this batch%s. They take %s%s (%s, %s%s), %s %s.",
+                 advised ? " with these options, but they do with those below" : "", estimated(r), time, ours->name, held,
+                 report_rank_words(r), pipeline_pace(seconds, makespan), base);
     else
-        snprintf(text, size, "In chunks this batch runs %s%s times as fast (%s, %s, %s%s) as %s.", estimated(r),
-                 r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held,
-                 report_rank_words(r), base);
+        snprintf(text, size, "In chunks this batch takes %s%s (%s, %s%s), %s %s.", estimated(r), time, ours->name, held,
+                 report_rank_words(r), pipeline_pace(seconds, makespan), base);
 }
 
 /* Writes the measured numbers before the predicted ones. */

@@ -31,7 +31,7 @@ double tune_ratio(const tune_outcome *o, double *confidence) {
     return ratio;
 }
 
-/* Says which takes how much longer, and whether the batches are enough to know it. half: of the ratio's interval. */
+/* Says how fast chunks are beside whole sequences, and whether the batches are enough to know it. half: of the ratio's interval. */
 static void say_ratio(const tune_outcome *o, double ratio, double half, char *text, size_t size) {
     double gap = ratio < 1 ? 1 / ratio - 1 : ratio - 1, off = ratio < 1 ? half / (ratio * ratio) : half, needed;
     const char *pay = ratio < 1 ? "chunks do not pay here" : "chunks pay here";
@@ -39,8 +39,7 @@ static void say_ratio(const tune_outcome *o, double ratio, double half, char *te
 
     if (gap <= off && off > 0.01) pay = "not decided whether chunks pay here";
     if (gap < 0.01 && off <= 0.01) snprintf(text, size, "chunks and whole sequences take the same time here, within 1 %%");
-    else if (ratio < 1) snprintf(text, size, "%s: they take %.*f %% longer than whole sequences", pay, gap < 0.01, 100 * gap);
-    else snprintf(text, size, "%s: whole sequences take %.3g x as long", pay, ratio);
+    else snprintf(text, size, "%s: %s whole sequences", pay, pipeline_pace(1, ratio));
     n = strlen(text);
     if (off > 0)
         snprintf(text + n, size - n, ", +- %.2g%s over %s batches", ratio < 1 ? 100 * off : off, ratio < 1 ? " %" : "",
