@@ -57,7 +57,8 @@
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
 
    A second library of the same kind, tools/chunkflow_tune.h, makes decisions that are needed once, not for every batch.
-   It estimates seconds from a model and a GPU, or fits them to measurements, and searches for ChunkSize and K.
+   It has models by name (cf_model_find), estimates seconds from a model and a GPU, or fits them to measurements, sizes
+   the memory of a schedule (cf_schedule_memory), and searches for ChunkSize and K.
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -1129,7 +1130,7 @@ typedef struct cf_memory_load {
     X(state_gradient, "state gradient")                                                      \
     X(inputs, "kept inputs, outputs")                                                        \
     X(buffers, "communication buffers")                                                      \
-    X(runtime, "runtime, not modelled")
+    X(runtime, "runtime, fragmentation")
 
 typedef struct cf_memory_report {
 #define CF_MEMBER_ITEM(name, text) int64_t name;

@@ -2050,7 +2050,7 @@ static cf_result cft__check_shares(const cf_tune_desc *desc, cf_error *error) {
     if (most.dp == 0) most.dp = desc->n_gpus;
     if (!cft__meets(desc, &most)) return CF_OK;
     return cf_refuse(error, CF_ERROR_ARGUMENT, most.zero > 2 ? "parallel.zero" : "parallel.ep", -1,
-                     "needs ranks in step, for which trees are not laid out");
+                     "needs ranks in step, which shared prompts cannot have");
 }
 
 /* Checks a model's split, or the given part of it. */

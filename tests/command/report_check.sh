@@ -186,7 +186,7 @@ tried = set(re.findall(r"--[a-z][a-z-]*", pays[-1]["options"] if pays else ""))
 limit = d.get("limit_bytes", 0)
 wrong = [named - tried, [t for t in d["tried"] if t["pays"] and not (t["fits"] and t["memory"] <= limit)]]
 said = d.get("do", "")
-right = said.startswith("Do this: " + pays[-1]["options"] if pays else "Keep these options") if d["tried"] else not said
+right = said.startswith("Do this: " + pays[-1]["options"] if pays else ("Keep these options", "No change of the options")) if d["tried"] else not said
 print("ok" if wrong == [set(), []] and right else (wrong, said))')"
 }
 

@@ -214,15 +214,16 @@ static const char *row_name(const row *r) {
     return cf_schedule_kind_name(r->what.kind);
 }
 
-/* Returns the row with the shortest makespan that fits, of the baseline or of the chunks; NULL if there is none. */
+/* Returns the row with the shortest makespan that fits, of the baseline or of the chunks; NULL if there is none. Of equal
+   ones it is the first. Rows that no --schedule names are left out. */
 static const row *shortest(const comparison *t, int unsplit) {
     const row *found = NULL;
     int64_t i;
 
     for (i = 0; i < t->n_rows; i++) {
         const row *r = &t->rows[i];
-        if (r->result != CF_OK || r->too_large || (r->unsplit != 0) != unsplit) continue;
-        if (!found || r->makespan < found->makespan) found = r;
+        if (r->result != CF_OK || r->too_large || r->at_paper || (r->unsplit != 0) != unsplit) continue;
+        if (!found || r->makespan < found->makespan * (1 - 1e-9)) found = r;
     }
     return found;
 }

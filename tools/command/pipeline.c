@@ -410,7 +410,7 @@ int pipeline_pack(pipeline *p, packing_options *how, const char *path, packing *
     pipeline_take_cp(p, out->plan);
     if (!out->shares || !p->has_model || split->dp < 2 || (split->zero < 3 && split->ep < 2)) return CLI_OK;
     packing_free(out);
-    return cli_wrong("%s: needs ranks in step, for which trees are not laid out", split->zero > 2 ? "--zero" : "--ep");
+    return cli_wrong("%s: needs ranks in step, which shared prompts cannot have", split->zero > 2 ? "--zero" : "--ep");
 }
 
 void pipeline_costs_free(pipeline_costs *costs) {

@@ -46,7 +46,7 @@ static const cli_option options[] = {
      .help = "K to try, rising; default 1,2,4,8,16,32"},
     {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),
      .help = "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\n"
-     "interleaved, best; default paper,1f1b,best or interleaved,best"},
+     "interleaved, best; default paper,1f1b,best, and with --virtual\ninterleaved,best"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
      .help = "how dropped forwards come back; default local, and\nthrough the pipeline in paper alone"},
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
@@ -209,7 +209,7 @@ static int fill_desc(tune_job *job) {
 
 /* Reads the lengths, without those longer than the context. */
 static int read_lengths(tune_job *job, const char *path) {
-    int64_t i, context = job->asked->context;
+    int64_t i, context = job->asked->context, shortest = INT64_MAX;
     int code = cli_list_read_counted(path, job->asked->max_sequences, &job->list);
 
     if (code == CLI_OK) code = cli_list_expand(&job->list, &job->lengths, &job->shares);
@@ -217,6 +217,7 @@ static int read_lengths(tune_job *job, const char *path) {
     job->desc.pack.shared_prefixes = job->shares;
     for (i = 0; i < job->list.n_sequences; i++) {
         int64_t length = job->lengths[i];
+        if (length < shortest) shortest = length;
         if (length > CF_MAX_LENGTH && context == 0)
             return cli_at_line(job->list.path, cli_list_line(&job->list, i), "longer than %lld tokens",
                                (long long)CF_MAX_LENGTH);
@@ -232,7 +233,9 @@ static int read_lengths(tune_job *job, const char *path) {
         if (length < INT64_MAX - job->tokens) job->tokens += length;
     }
     if (job->n > 0) return CLI_OK;
-    return cli_wrong("%s: there is no sequence%s", cli_input_name(path), job->left_out > 0 ? " within --context" : "");
+    if (job->left_out == 0) return cli_wrong("%s: there is no sequence", cli_input_name(path));
+    return cli_wrong("%s: all sequences are longer than --context: got %lld at least, wanted at most %lld",
+                     cli_input_name(path), (long long)shortest, (long long)context);
 }
 
 static void free_job(tune_job *job) {
@@ -372,8 +375,8 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     if (tune_longest(job) < job->asked->context)
         printf("\n                  the longest has %s tokens; memory is that of one with the %s of --context",
                cli_commas(tune_longest(job)), cli_commas(job->asked->context));
-    printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
-           cli_commas(job->asked->seed));
+    printf("\nbatches           %s of %s sequences, seed %s%s\n", cli_commas(full.n_batches), cli_commas(full.batch),
+           cli_commas(job->asked->seed), full.batch > job->n ? "; longer than the list, which repeats: see --batch" : "");
     if (tuning->shared_prefixes) {
         tune_work shared = tune_work_of(tuning, 1), all = tune_work_of(tuning, 0);
         printf("shared            %.1f %% of their tokens are computed, and %.1f %% of the attention pairs\n",
@@ -401,8 +404,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     double gpus = (double)(p->tp * p->pp * p->dp);
     char reason[256];
 
-    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s%s\n", cli_commas(c->chunk_size),
-           cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
+    printf("best              ChunkSize %s%s, K %s, schedule %s, %s replay%s%s\n", cli_commas(c->chunk_size),
+           c->chunk_size >= tune_longest(job) ? " (splits nothing)" : "", cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s%s%s%s; recompute %s%s\n",
@@ -425,7 +428,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, at %.1f ms%s\n",
            modelling_gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
            (long long)c->peak_action.chunk, (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
-           c->peak_batch < tuning->n_batches ? "" : " with the longest sequence of all", 1e3 * c->peak_seconds,
+           c->peak_batch < tuning->n_batches ? "" : ", given the longest sequence", 1e3 * c->peak_seconds,
            c->limited ? "; schedules had to be held down to fit" : "");
 #define PRINT_TERM(name, text) print_term(text, c->memory.name);
     CF_MEMORY_TERMS(PRINT_TERM)
@@ -459,8 +462,7 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
     if (base->split.ep > 1) printf(", experts %s", cli_commas(base->split.ep));
-    printf(", ZeRO %s", cli_commas(base->split.zero));
-    putchar('\n');
+    printf(", ZeRO %s%s\n", cli_commas(base->split.zero), base->context > 1 && base->split.zero > 0 ? " over data x context" : "");
     spreads = c && job->asked->max_cp < 2 && !job->shares && !job->asked->split_backward &&
               tuning->splits[c->split].n_virtual < 2;
     if (c && base->best.seconds < c->seconds && base->context > 0)
@@ -507,11 +509,16 @@ enum {
     COLUMN_WAITS
 };
 
-/* Adds a setting. whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
+/* Adds a setting. base: the baseline, which has neither ChunkSize nor K; NULL for chunks. */
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
-                        const char *whole) {
+                        const baseline_tuned *base) {
+    const char *whole = !base ? NULL : base->packed ? "packed" : "unsplit";
+    cf_parallel ranks = *split;
+    int64_t cp = base && base->context > 1 ? base->context : c->max_cp;
+
+    if (base && base->context > 1) ranks.dp *= base->context;
     table_text(t, rank);
-    table_text(t, split_text(split, c->max_cp));
+    table_text(t, split_text(&ranks, cp));
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
@@ -531,12 +538,12 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
     table_text(t, tune_state_word(c));
 }
 
-/* winner: its seconds. */
-static void add_times(table *t, const cf_tune_candidate *c, double winner, const char *whole) {
+/* winner: its seconds. base: as in add_setting. */
+static void add_times(table *t, const cf_tune_candidate *c, double winner, const baseline_tuned *base) {
     table_real(t, c->seconds);
     table_real(t, c->confidence);
-    table_real(t, whole ? c->seconds / winner - 1 : c->behind / winner);
-    if (whole) table_none(t);
+    table_real(t, base ? c->seconds / winner - 1 : c->behind / winner);
+    if (base) table_none(t);
     else table_real(t, c->behind_confidence / winner);
     table_real(t, c->bubble);
     table_integer(t, c->bytes);
@@ -578,7 +585,6 @@ static unsigned idle_columns(const cf_tuning *tuning) {
 static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
     int64_t i, shown = 0, most = job->asked->tsv ? tuning->n_ranked : job->asked->show;
-    const char *whole = base->packed ? "packed" : "unsplit";
     table t;
 
     table_begin(&t, ranking_columns, RANKING_COLUMNS, job->asked->tsv, 0);
@@ -595,8 +601,8 @@ static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseli
         add_times(&t, c, winner, NULL);
     }
     if (base->best.status == CF_TUNE_OK) {
-        add_setting(&t, "base", &base->split, &base->best, whole);
-        add_times(&t, &base->best, winner, whole);
+        add_setting(&t, "base", &base->split, &base->best, base);
+        add_times(&t, &base->best, winner, base);
     }
     return table_end(&t);
 }
@@ -608,7 +614,7 @@ static int print_ranking(const tune_job *job, const cf_tuning *tuning, const bas
     puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, "
          "replays)");
     code = print_rows(job, tuning, base, &same);
-    if (same > 0) printf("\n%s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
+    if (same > 0) printf("\nplaces left out take as long as one above with the same ChunkSize: %s\n", cli_commas(same));
     return code;
 }
 
@@ -637,7 +643,7 @@ static int print_splits(const cf_tuning *tuning) {
     int code, marked = 0;
     table t;
 
-    puts("\nsplits (tensor x pipeline x data; Z: ZeRO above 1)");
+    puts("\nsplits (tensor x pipeline x data; Z: ZeRO above 1; /: ranks that share a sequence)");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     for (i = 0; i < tuning->n_splits; i++) {
         int64_t id = tune_best_of_split(tuning, i);

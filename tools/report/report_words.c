@@ -351,7 +351,8 @@ int report_do(const report *r, char *text, size_t size) {
                  best->options, pipeline_estimate(best->makespan), 100 * (1 - best->makespan / makespan),
                  modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes), beside_whole(r, best->makespan));
     else
-        snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.%s",
+        snprintf(text, size, "%s that was tried and fits is shorter by 1 %% or more.%s",
+                 whole_seconds(r) < makespan ? "No change of the options" : "Keep these options: nothing",
                  beside_whole(r, makespan));
     return 1;
 }

@@ -84,18 +84,18 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
     int64_t place = 0;
-    char gain[48] = "and simpler to run";
+    char gain[48] = "because it is simpler to run";
 
     text[0] = '\0';
     if (c == fastest) return;
     while (tuning->ranking[place] != tuning->winner) place++;
     if (c->bytes < fastest->bytes)
         snprintf(gain, sizeof gain, "for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
-    snprintf(text, size, "%splace %s by time: %.2f %% (+- %.2f) slower than the fastest, %s s and %.2f GiB,%s"
-                         "which the tolerance allows, %s",
-             line, cli_commas(place + 1), 100 * c->behind / fastest->seconds,
+    snprintf(text, size, "%schosen %s: place %s by time,%s%.2f %% (+- %.2f) slower than the fastest, which takes %s s and "
+                         "%.2f GiB",
+             line, gain, cli_commas(place + 1), line, 100 * c->behind / fastest->seconds,
              100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
-             modelling_gib(fastest->bytes), line, gain);
+             modelling_gib(fastest->bytes));
 }
 
 /* Writes whether chunks pay off, the result in one sentence and, if the winner is not the fastest, the reason in

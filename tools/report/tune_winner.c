@@ -354,7 +354,7 @@ void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli
     puts("\nplan and schedules of a list of lengths with the best of them (--batch-lengths writes one of the batches)");
     print_plan(job, tuning, c, options, defaults);
     printf("\nin a trainer%s\n",
-           c->limited ? ": limits of bytes too, as cf_memory_limits gives them, or cf_tune_schedule" : "");
+           c->limited ? ", where cf_tune_schedule makes the schedule, or cf_memory_limits its limits of bytes" : "");
     print_c(job, c, split);
     print_python(job, c, split);
     if (c->outputs)

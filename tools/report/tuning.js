@@ -99,7 +99,7 @@ function makeTuningPage(tuning) {
       + (c.host_bytes ? `${gib(c.host_bytes)} in host memory` : "")
       + (c.state_window ? `, for which passes wait ${percent(c.stream_waiting)} of the time` : "")
       + (c.host_bytes ? "\n" : "")
-      + `bubbles and replays ${percent(c.bubble_useful)}; ${number(c.chunks)} chunks a rank`;
+      + `bubbles and replays ${percent(c.bubble_useful)}; ${c.chunks.toFixed(1)} chunks a rank`;
   }
 
   function nearestWords(cell) {
