@@ -322,8 +322,7 @@ static const table_column columns[] = {
     {.name = "placement"},
     {.heading = "makespan", .name = "makespan_", .estimate = 1},
     {.name = "estimated"},
-    {.name = "ratio", .decimals = 4, .estimate = 1},
-    {.heading = "slower %", .decimals = 1, .scale = 100},
+    {.heading = "x fastest", .name = "ratio", .decimals = 2},
     {.heading = "waste %", .name = "bubble_useful", .decimals = 2, .scale = 100},
     {.heading = "idle %", .name = "bubble_busy", .decimals = 2, .scale = 100},
     {.heading = "kept", .name = "peak_chunk_copies"},
@@ -344,8 +343,8 @@ static const table_column columns[] = {
     {.heading = "by", .name = "bound_name", .left = 1},
     {.name = "rank"},
     {.name = "why"}};
-enum { COLUMN_REPLAY = 6, COLUMN_STATE = 17, COLUMN_BYTES, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 25,
-       COLUMN_SPEED, COLUMN_MFU, COLUMN_BY = 30, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_REPLAY = 6, COLUMN_STATE = 16, COLUMN_BYTES, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24,
+       COLUMN_SPEED, COLUMN_MFU, COLUMN_BY = 29, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Adds the cells that name a case. */
 static void add_case(table *to, const row *r) {
@@ -393,7 +392,6 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_real(to, r->makespan);
     table_integer(to, !t->pipe.unit_cost);
     table_real(to, ratio(r->makespan, t->best));
-    table_real(to, ratio(r->makespan, t->best) - 1);
     table_real(to, r->bubble_useful);
     table_real(to, r->bubble_busy);
     table_share(to, r->peak_live, r->n_virtual);

@@ -574,7 +574,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     cf_schedule *lowered = NULL;
     schedule_csv_desc desc;
     cf_result result;
-    char split[80] = "";
+    char split[56] = "";
     cf_plan_stats stats;
     cf_error why;
     int known;
@@ -599,7 +599,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
         if (stats.longest_sequence > plan->chunk_size)
             snprintf(split, sizeof split, "; --chunk-size %lld splits nothing", (long long)stats.longest_sequence);
         snprintf(error->text, sizeof error->text,
-                 "--csv: PyTorch cannot run this schedule: %.120s%s; --csv-extensions writes it all the same", why.text,
+                 "--csv: PyTorch cannot run this schedule: %.110s%s; --csv-extensions writes it all the same", why.text,
                  split);
     }
     return result;

@@ -245,9 +245,9 @@ int modelling_offload(int64_t offload, int checkpoints);
     {.name = "--stream", NEEDS_MODEL,                                                                              \
      .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,                             \
      .max = INT64_MAX / 1000,                                                                                      \
-     .help = "state is in host memory and passes through a ring of these bytes\n"                                  \
-     "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
-     "it stays on the GPUs"}
+     .help = "state is in host memory, as attention's outputs then are, and passes\n"                              \
+     "through a ring of these bytes on each GPU, one layer at a time, in\n"                                        \
+     "three blocks of rows; default: it stays on the GPUs"}
 
 /* Returns the input for cf_cost_estimate: this model and split on a GPU. */
 cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);

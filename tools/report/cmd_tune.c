@@ -46,7 +46,8 @@ static const cli_option options[] = {
      .help = "K to try, rising; default 1,2,4,8,16,32"},
     {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),
      .help = "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\n"
-     "interleaved, best; default paper,1f1b,best, and with --virtual\ninterleaved,best"},
+     "interleaved, best; default paper,1f1b,best, and with --virtual\n"
+     "interleaved,best"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
      .help = "how dropped forwards come back; default local, and\nthrough the pipeline in paper alone"},
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
@@ -376,7 +377,8 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
         printf("\n                  the longest has %s tokens; memory is that of one with the %s of --context",
                cli_commas(tune_longest(job)), cli_commas(job->asked->context));
     printf("\nbatches           %s of %s sequences, seed %s%s\n", cli_commas(full.n_batches), cli_commas(full.batch),
-           cli_commas(job->asked->seed), full.batch > job->n ? "; longer than the list, which repeats: see --batch" : "");
+           cli_commas(job->asked->seed),
+           full.batch > job->n ? "; longer than the list, which repeats: see --batch" : "");
     if (tuning->shared_prefixes) {
         tune_work shared = tune_work_of(tuning, 1), all = tune_work_of(tuning, 0);
         printf("shared            %.1f %% of their tokens are computed, and %.1f %% of the attention pairs\n",
@@ -405,7 +407,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     char reason[256];
 
     printf("best              ChunkSize %s%s, K %s, schedule %s, %s replay%s%s\n", cli_commas(c->chunk_size),
-           c->chunk_size >= tune_longest(job) ? " (splits nothing)" : "", cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
+           c->chunk_size >= tune_longest(job) ? " (splits nothing)" : "", cli_commas(c->k),
+           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s%s%s%s; recompute %s%s\n",
@@ -462,7 +465,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
     if (base->split.ep > 1) printf(", experts %s", cli_commas(base->split.ep));
-    printf(", ZeRO %s%s\n", cli_commas(base->split.zero), base->context > 1 && base->split.zero > 0 ? " over data x context" : "");
+    printf(", ZeRO %s%s\n", cli_commas(base->split.zero),
+           base->context > 1 && base->split.zero > 0 ? " over data x context" : "");
     spreads = c && job->asked->max_cp < 2 && !job->shares && !job->asked->split_backward &&
               tuning->splits[c->split].n_virtual < 2;
     if (c && base->best.seconds < c->seconds && base->context > 0)
@@ -914,33 +918,21 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
-/* Prints how many batches have a sequence over half the longest, if not all do: the verdict depends on their share. */
-static void print_share(const tune_job *job, const cf_tuning *tuning) {
-    int64_t i, j, half = tune_longest(job) / 2, with = 0;
-
-    for (i = 0; i < tuning->n_batches; i++) {
-        for (j = 0; j < tuning->batch && tuning->batches[i * tuning->batch + j] <= half; j++) continue;
-        with += j < tuning->batch;
-    }
-    if (with < tuning->n_batches)
-        printf("                  sequences of more than %s tokens, half the longest: in %s of the %s batches\n",
-               cli_commas(half), cli_commas(with), cli_commas(tuning->n_batches));
-}
-
 static int print_tuning(const tune_outcome *o) {
     const tune_job *job = o->job;
     const cf_tuning *tuning = o->tuning;
     const baseline_tuned *base = &o->base, *recipe = &o->recipe;
     int64_t same = 0;
     int code = CLI_OK;
-    char verdict[256];
+    char verdict[256], share[128];
 
     if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
         tune_say_verdict(o, verdict, sizeof verdict);
         printf("verdict           %s\n", verdict);
-        print_share(job, tuning);
+        tune_say_share(o, share, sizeof share);
+        if (share[0]) printf("                  %s\n", share);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         baseline_print_recipe(recipe, tuning->candidates[tuning->winner].seconds);

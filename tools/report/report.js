@@ -147,7 +147,9 @@ function numbersNote(memory, speed, streams) {
     [speed, "MFU", "the model's own arithmetic, of what the GPU could do in that time"],
     [streams, "waits for state", "the time in which passes wait for K and V from host memory"],
     [memory, "recompute", "what backwards make again to save memory"]];
-  return lines.filter(([there]) => there).flatMap(([, name, text]) => [element("strong", {}, name), `: ${text}. `]);
+  const wide = ["idle, replays", "state tokens", "tokens/s a GPU", "MFU", "waits for state", "recompute"]; // see keepOnNarrow
+  return lines.filter(([there]) => there).map(([, name, text]) => element("span",
+    wide.includes(name) ? {class: "minor"} : {}, element("strong", {}, name), `: ${text}. `));
 }
 
 // ---- other options ----

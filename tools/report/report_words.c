@@ -99,8 +99,8 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
                  estimated(r), time, ours->name, held, report_rank_words(r));
     else if (makespan < seconds)
         snprintf(text, size, "Chunks do not pay for this batch%s. They take %s%s (%s, %s%s), %s %s.",
-                 advised ? " with these options, but they do with those below" : "", estimated(r), time, ours->name, held,
-                 report_rank_words(r), pipeline_pace(seconds, makespan), base);
+                 advised ? " with these options, but they do with those below" : "", estimated(r), time, ours->name,
+                 held, report_rank_words(r), pipeline_pace(seconds, makespan), base);
     else
         snprintf(text, size, "In chunks this batch takes %s%s (%s, %s%s), %s %s.", estimated(r), time, ours->name, held,
                  report_rank_words(r), pipeline_pace(seconds, makespan), base);

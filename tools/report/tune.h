@@ -122,6 +122,9 @@ double tune_ratio(const tune_outcome *o, double *confidence);
 /* Says in one sentence whether chunks pay here. */
 void tune_say_verdict(const tune_outcome *o, char *text, size_t size);
 
+/* Says how many batches have a sequence over half the longest, because the verdict depends on it; "" if all have. */
+void tune_say_share(const tune_outcome *o, char *text, size_t size);
+
 /* Writes why the winner is not the fastest: its place by time, the faster candidates, and its advantage; "" if it is
    the fastest. line: put before each of the two parts. */
 void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size);

@@ -31,7 +31,8 @@ double tune_ratio(const tune_outcome *o, double *confidence) {
     return ratio;
 }
 
-/* Says how fast chunks are beside whole sequences, and whether the batches are enough to know it. half: of the ratio's interval. */
+/* Says how fast chunks are beside whole sequences, and whether the batches are enough to know it. half: of the ratio's
+   interval. */
 static void say_ratio(const tune_outcome *o, double ratio, double half, char *text, size_t size) {
     double gap = ratio < 1 ? 1 / ratio - 1 : ratio - 1, off = ratio < 1 ? half / (ratio * ratio) : half, needed;
     const char *pay = ratio < 1 ? "chunks do not pay here" : "chunks pay here";
@@ -66,6 +67,20 @@ void tune_say_verdict(const tune_outcome *o, char *text, size_t size) {
     else snprintf(text, size, o->base.least > 0 ? "only chunks fit here" : "chunks were compared with nothing");
 }
 
+void tune_say_share(const tune_outcome *o, char *text, size_t size) {
+    const cf_tuning *tuning = o->tuning;
+    int64_t i, j, half = tune_longest(o->job) / 2, with = 0;
+
+    for (i = 0; i < tuning->n_batches; i++) {
+        for (j = 0; j < tuning->batch && tuning->batches[i * tuning->batch + j] <= half; j++) continue;
+        with += j < tuning->batch;
+    }
+    text[0] = '\0';
+    if (with < tuning->n_batches)
+        snprintf(text, size, "sequences of more than %s tokens, half the longest, are in %s of the %s batches",
+                 cli_commas(half), cli_commas(with), cli_commas(tuning->n_batches));
+}
+
 /* Says what the baseline is, or why there is none. */
 static void say_baseline(const baseline_tuned *base, char *text, size_t size) {
     const cf_tune_candidate *b = &base->best;
@@ -91,8 +106,8 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
     while (tuning->ranking[place] != tuning->winner) place++;
     if (c->bytes < fastest->bytes)
         snprintf(gain, sizeof gain, "for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
-    snprintf(text, size, "%schosen %s: place %s by time,%s%.2f %% (+- %.2f) slower than the fastest, which takes %s s and "
-                         "%.2f GiB",
+    snprintf(text, size, "%schosen %s: place %s by time,%s%.2f %% (+- %.2f) slower than the fastest, which takes "
+                         "%s s and %.2f GiB",
              line, gain, cli_commas(place + 1), line, 100 * c->behind / fastest->seconds,
              100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
              modelling_gib(fastest->bytes));
@@ -103,7 +118,7 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
 static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
-    char verdict[256], base[256], reason[256];
+    char verdict[256], share[128], base[256], reason[256];
     size_t n;
 
     if (tuning->winner < 0) {
@@ -115,6 +130,7 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     }
     c = &tuning->candidates[tuning->winner];
     tune_say_verdict(o, verdict, sizeof verdict);
+    tune_say_share(o, share, sizeof share);
     say_baseline(&o->base, base, sizeof base);
     snprintf(text, size, "%c%s. ChunkSize %s with K = %s takes an estimated %s s an iteration and %s of the %s that a "
                          "GPU may hold%s%s.",
@@ -124,6 +140,8 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     tune_say_reason(tuning, " ", reason, sizeof reason);
     n = strlen(text);
     if (reason[0]) snprintf(text + n, size - n, " It is%s.", reason);
+    n = strlen(text);
+    if (share[0]) snprintf(text + n, size - n, " S%s.", share + 1);
 }
 
 /* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Constant terms come first; if
@@ -225,7 +243,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     const tune_job *job = o->job;
     double confidence;
-    char text[1024];
+    char text[1280];
 
     say_outcome(o, text, sizeof text);
     json_text_member(w, "sentence", text);

@@ -192,7 +192,8 @@ function makeTuningPage(tuning) {
     const sayWide = () => byId("map-sideways").hidden = box.scrollWidth <= box.clientWidth;
     sayWide();
     addEventListener("resize", sayWide);
-    if (cell) box.scrollLeft = cell.parentElement.offsetLeft - box.clientWidth / 2;
+    const seat = cell && cell.parentElement; // if it is in sight, the first column stays whole
+    if (seat && seat.offsetLeft + seat.offsetWidth > box.clientWidth) box.scrollLeft = seat.offsetLeft - box.clientWidth / 2;
   }
 
   function fillMapLegend() {
