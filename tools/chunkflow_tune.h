@@ -1852,8 +1852,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the largest valid ep, at most `most`: the number of GPUs that share a layer's experts. 0: no experts, or no ep
-   above 1 is valid. If ep is given, returns it. */
+/* Returns the largest valid ep, at most `most`: the number of GPUs that share a layer's experts. 0: no experts, or no
+   ep above 1 is valid. If ep is given, returns it. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
