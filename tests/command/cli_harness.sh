@@ -1,8 +1,8 @@
 # cli_harness.sh - what report_check.sh calls; to be sourced. It moves to an empty directory. Other tests of the command
 # are transcripts: transcript.sh runs them.
 #
-# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
-# CHUNKFLOW_PLAIN names one without sanitizers, for long searches; CHUNKFLOW makes the same searches in fewer settings.
+# CHUNKFLOW names the program (default build/chunkflow). The first argument filters tests by name. CHUNKFLOW_PLAIN names
+# a program without sanitizers, for long searches; CHUNKFLOW then makes the same searches with fewer settings.
 
 . "$(dirname "$0")/../helpers.sh"
 
@@ -27,7 +27,7 @@ find_python
 workplace "$(mktemp -d)"
 cd "$work" || exit 1
 
-# plain COMMAND...: with the program that has no sanitizers
+# plain COMMAND...: runs a command with the program that has no sanitizers.
 plain() {
     sanitized=$CHUNKFLOW
     CHUNKFLOW=$CHUNKFLOW_PLAIN
@@ -37,12 +37,13 @@ plain() {
     return "$1"
 }
 
-# So, but for FULL=1, where only what would take minutes goes without sanitizers.
+# quick COMMAND...: runs a command without sanitizers. With FULL=1, only commands that would take minutes run without
+# them.
 quick() { # COMMAND...
     if full; then "$@"; else plain "$@"; fi
 }
 
-# Runs the program; leaves its exit code in $code and what it printed in the files out and err.
+# Runs the program. Its exit code is then in $code, and its output in the files out and err.
 cf() {
     capture "$CHUNKFLOW" "$@" </dev/null
     code=$status
@@ -64,8 +65,8 @@ same_files() { # NAME WANTED-FILE GOT-FILE
     fi
 }
 
-# The program, run with ARGUMENTS, leaves with CODE, prints nothing to standard output and one line to standard error
-# that matches the extended regular expression PATTERN.
+# Checks that the program, run with ARGUMENTS, exits with CODE and prints nothing to standard output. Standard error
+# must be one line that matches the extended regular expression PATTERN.
 refuses() { # NAME CODE PATTERN ARGUMENTS...
     wanted "$1" || return 0
     name=$1 want_code=$2 pattern=$3

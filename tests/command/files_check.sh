@@ -33,7 +33,7 @@ train() { # STEPS SETTING...: saves $work/point after each step, and at the end
     shimmed "$@" "$build/train_cpu" --steps $steps --checkpoint-every 1 --checkpoint "$work/point" "$work/text"
 }
 
-# What was saved was forced to the disk before and its directory after it got its name, each time.
+# Checks that each saved file was forced to the disk before it got its name, and its directory after that.
 same_saved() { # NAME
     same "$1" "file synced,renamed synced point,directory synced, point" \
         "$(paste -d , - - - <"$log" | uniq), $(cd "$work" && echo point*)"
@@ -104,9 +104,9 @@ done
 shimmed SHIM_NO_MEMORY=1 "$build/train_cpu" "$work/text"
 expect memory/train_cpu 1 "^train_cpu: $work/text: Cannot allocate memory$"
 
-# ---- no memory at any one place, or from it on ----
+# ---- one allocation fails, or all from one on ----
 
-# watched NAME COMMAND ARGUMENT...: it writes into $work/w. With sanitizers it says and writes the same.
+# watched NAME COMMAND ARGUMENT...: the command writes into $work/w. With sanitizers, it must print and write the same.
 watched() {
     name=$1
     shift
@@ -124,8 +124,8 @@ watched() {
     else fail "$name" "with sanitizers it says something else" "$work/differ"; fi
 }
 
-# starved NAME COMMAND...: it writes into $work/w, if anywhere. Whichever of its allocations fails, the program says so
-# and leaves nothing, or does what it does otherwise.
+# starved NAME COMMAND...: the command may write into $work/w. Whichever of its allocations fails, the program must
+# report that and leave no file, or work as usual.
 starved() {
     name=$1
     shift
@@ -159,8 +159,8 @@ starved() {
     else ok "$name"; fi
 }
 
-# starved_in_children NAME COMMAND...: the same by children of one process, for what takes too long to be started anew for
-# each of thousands of allocations, and writes no files.
+# starved_in_children NAME COMMAND...: the same, in child processes of one process. It is for programs that write no
+# files and take too long to start anew for each of thousands of allocations.
 starved_in_children() {
     name=$1
     shift
@@ -220,8 +220,8 @@ for signal in 1 2 3 15; do # HUP INT QUIT TERM
         if [ $thread = same ]; then train 2 SHIM_SIGNAL=$signal
         else train 2 SHIM_SIGNAL=$signal SHIM_THREAD=1; fi
         name=signal/$signal/checkpoint/$thread
-        # It comes while the first checkpoint is written, before any step: that is finished, and then the program ends,
-        # by the signal or because it was asked to.
+        # The signal comes while the first checkpoint is written, before any step. The checkpoint is finished; then the
+        # program ends, by the signal or because it was asked to.
         case $signal in
             1 | 3) left="$((128 + signal)) 0 point point.chunkflow-lock" ;;
             *) left="0 1 point" ;;
@@ -235,8 +235,8 @@ done
 
 # ---- two trainers ----
 #
-# The first stands still with its checkpoint written and not yet named. Whoever comes meanwhile is refused; and where it
-# is not, because somebody has removed the lock, both write files of their own.
+# The first trainer stops after it has written its checkpoint, before it names it. A second trainer is refused
+# meanwhile. If somebody has removed the lock, the second one runs, and both write files of their own.
 
 options="--steps 3 --checkpoint-every 1 --checkpoint $work/point"
 rm -f "$work"/point* "$log"
@@ -268,7 +268,7 @@ same fails/checkpoint/kept "0 point" "$(cmp "$work/point" "$work/before"; echo $
 
 # ---- decimal points ----
 #
-# Whoever calls the library may have set a locale whose point is a comma, or U+066B.
+# A program that calls the library may have set a locale whose decimal point is a comma, or U+066B.
 
 written() { # FOLDER LOCALE: plan, schedule and graph, with fractions in each
     mkdir "$work/$1"

@@ -1,5 +1,5 @@
-"""gen_again.py DISTRIBUTION: reads what `chunkflow gen` has drawn with seed 5, draws it again, in whole numbers of any
-size and floating point, and prints how many there are, and "ok" or how far they are off."""
+"""gen_again.py DISTRIBUTION: reads the list that `chunkflow gen` drew with seed 5. Draws it again, with whole numbers
+of any size and floating point. Prints the number of lengths, and "ok" or how far they are off."""
 
 import math, sys
 
@@ -56,5 +56,5 @@ draw = {
 }[sys.argv[1]]
 got = [int(line) for line in sys.stdin]
 off = [abs(g - w) for g, w in zip(got, (draw(source) for _ in got))]
-# Rounding may move a draw that is next to a whole number by one, and by no more.
+# Rounding may change a draw next to a whole number by one, and by no more.
 print(len(got), "ok" if max(off) <= 1 and sum(off) <= len(got) // 1000 else "off by %d, %d" % (max(off), sum(off)))

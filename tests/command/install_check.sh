@@ -25,9 +25,9 @@ done
 
 installed() { (cd "$place" && find . -type f | sed 's,^\./,,' | LC_ALL=C sort); }
 
-# This make is alone, also where another one has started the script.
+# This make must not share jobs with another make that started the script.
 unset MAKEFLAGS MFLAGS MAKELEVEL
-# It need not ask for sanitizers, which is half of its time.
+# Building with sanitizers would take twice as long, and nothing here needs them.
 SANITIZE=
 export SANITIZE
 
@@ -38,7 +38,7 @@ else
     fail installs_these_files "$(installed | tr '\n' ' ')" "$work/log"
 fi
 
-# ---- places with blanks and quotes, a strict umask, a TMPDIR that is none ----
+# ---- folders with blanks and quotes, a strict umask, a TMPDIR that does not exist ----
 
 mkdir -p "$work/in" && : >"$work/in/bystander"
 odd="$work/in st's \"x"
@@ -122,7 +122,7 @@ fi
 
 # ---- completion ----
 
-# What bash would offer for the last word of a line.
+# Prints what bash would offer for the last word of a line.
 offers() {
     bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
              _chunkflow chunkflow "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"

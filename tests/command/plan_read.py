@@ -1,5 +1,5 @@
-"""plan_read.py LENGTHS PLAN SCHEDULE...: a plan and the schedules of its ranks on one stage, in JSON, hold what the
-header says of them. Prints "ok" or what does not hold."""
+"""plan_read.py LENGTHS PLAN SCHEDULE...: checks that a plan, and the schedules of its ranks on one stage, have in JSON
+what the header says of them. Prints "ok", or what is wrong."""
 
 import json, sys
 

@@ -2,7 +2,8 @@
 
     playground_browser.py CHROMIUM PAGE COMMAND ROOT    prints "ok TEST" or "FAIL TEST: why" for each test
 
-COMMAND is the command without sanitizers, ROOT the folder of chunkflow.h. Works in the folder where it is started.
+COMMAND is the command without sanitizers, ROOT the folder of chunkflow.h. The script works in the folder in which it is
+started.
 """
 
 import json
@@ -12,7 +13,7 @@ import time
 
 from report_browser import Browser, Checks
 
-# Each is what the list is drawn by, and the options that are not the page's own defaults.
+# Settings: for each, the distribution of its list, and the options that differ from the page's defaults.
 SETTINGS = [
     ("chat", {}), ("chat", {"chunk-size": "4K", "k": "1"}), ("chat", {"chunk-size": "16K", "stages": "8"}),
     ("chat", {"schedule": "paper", "k": "2"}), ("chat", {"schedule": "1f1b", "limit": "6"}),
@@ -46,14 +47,14 @@ class Page:
         return self.browser.run("[...document.querySelectorAll('.problem')].map(p => p.textContent).join('')")
 
     def settle(self, script):
-        """Runs a script that changes a setting; the answer to it: its arguments, list, output and seconds."""
+        """Runs a script that changes a setting. Returns the answer: its arguments, list, output and seconds."""
         before = self.answers()
         self.browser.run(script)
         self.wait("chunkflow.seen.answers > %d" % before)
         return self.browser.run("chunkflow.seen.answer")
 
     def set(self, drawn, options):
-        """Goes there by a link, as somebody who was sent one."""
+        """Opens the page by a link with these settings, like somebody who got the link."""
         words = "&".join("%s=%s" % pair for pair in {"draw": drawn, "n": "48", "seed": "2", **options}.items())
         return self.settle("history.replaceState(null, '', '#'); location.hash = '%s'; 1" % words)
 
@@ -88,7 +89,7 @@ def check_settings(page, checks):
 
 
 def check_speed(page, checks):
-    """Both are timed in turns; the least of each is what the machine's other work disturbed least."""
+    """Both are timed in turns. The least time of each is the one that other work on the machine disturbed least."""
     answer = page.settle("location.hash = 'draw=chat&n=4096&stages=4'; 1")
     with open("lengths.txt", "w", encoding="utf-8") as out:
         out.write(answer["list"])
@@ -125,7 +126,8 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x0
 
 
 def check_refusals(page, checks):
-    """What is wrong is said beside the setting that is at fault, in the command's words, and undone when it is mended."""
+    """An error is shown beside the setting that caused it, in the command's words, and goes when the setting is
+    corrected."""
     page.set("chat", {})
     for what, script, at, words in [
         ("number", type_option("chunk-size", "8KB"), "chunk-size", "wanted a whole number 1 .. "),
@@ -205,7 +207,7 @@ def check_keyboard(page, checks):
 
 
 def check_codes(page, checks, compile_c, python):
-    """What the page gives as C and as Python makes the makespan that it shows."""
+    """The C and Python programs that the page gives must compute the makespan that it shows."""
     wrong = []
     for options in ({}, {"schedule": "interleaved", "virtual": "3", "ranks": "2"}, {"split-backward": "1", "limit": "5"},
                     {"limit": "6K"},
@@ -250,7 +252,7 @@ def run_c(root):
 
 
 def run_python(text):
-    """By the first python that has what the module needs, as python_check.sh chooses."""
+    """Uses the first Python that has the packages that the module needs, as python_check.sh does."""
     for python in (sys.executable, "/usr/bin/python3"):
         if subprocess.run([python, "-c", "import cffi, numpy"], capture_output=True).returncode == 0:
             return float(subprocess.run([python, "-B", "-c", text], check=True, capture_output=True, text=True).stdout)

@@ -1,8 +1,8 @@
 """The tests of tests/command/python_check.sh: tools/python/chunkflow and tools/chunkflow.schema.json.
 
-python_check.py COMMAND DIRECTORY, in the top directory: COMMAND is the chunkflow command, whose files are held to the
-schema as the library's own text is; they are written to DIRECTORY. Prints "ok NAME" or "FAIL NAME: why" for each test
-and "N passed, N failed" at the end.
+python_check.py COMMAND DIRECTORY, run in the top directory. COMMAND is the chunkflow command; the files that it writes
+to DIRECTORY, and the library's own texts, must fit the schema. Prints "ok NAME" or "FAIL NAME: why" for each test, and
+"N passed, N failed" at the end.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def batches(n):
 
 
 def raised(kind, function, /, *arguments, **options):
-    """The exception of this very kind that a call raises."""
+    """Returns the exception that a call raises; it must be exactly of this class."""
     try:
         result = function(*arguments, **options)
     except Exception as error:
@@ -140,7 +140,7 @@ def test_arrays_keep_their_plan_alive_and_nothing_else_does():
         assert schedule.simulate().makespan > 0 and schedule.plan.n_chunks == len(wanted)
         del schedule
         gc.collect()
-        for _ in range(100):  # what would lie there now if the plan had gone
+        for _ in range(100):  # overwrites the plan's memory, if that was freed
             chunkflow.pack([900, 14000, 350, 2600], 4096, split="even")
         freed = Counting.freed
         assert tokens.tolist() == wanted[1:]
@@ -332,7 +332,8 @@ def test_errors_carry_the_record():
     error = raised(chunkflow.Error, plan.schedule, n_stages=-1, n_virtual=-2, timing={"stages": [{}] * 3})
     assert (error.field, error.got) == ("shape.n_stages", -1)  # their product is none of a length
     error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
-    assert (error.field, error.wanted) == ("timing.stages", 4)  # interleaved has two virtual stages of each by default
+    # interleaved has two virtual stages on each stage by default
+    assert (error.field, error.wanted) == ("timing.stages", 4)
     error = raised(chunkflow.Error, plan.schedule().simulate, limits={"bytes_by_stage": [1, 1]})
     assert error.field == "limits.bytes_by_stage"
     assert raised(chunkflow.Error, plan.schedule, kind="best", rank=5).field == "shape.rank"
@@ -353,7 +354,7 @@ WRONG = (None, 3, 2.5, "x", b"x", [1], ["x"], {"a": 1}, {"forward": 3}, object()
 
 
 def calls():
-    """Every public function: name, function, good arguments, and the names of its options."""
+    """Lists every public function: name, function, good arguments, and the names of its options."""
     plan, ranks = chunkflow.pack([9, 3], 4), chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1)
     cp = chunkflow.pack([4096, 30], 512, n_ranks=2, max_cp=2)
     shared, schedule = chunkflow.pack([5, 6], 8, shared_prefixes=[[0, 0], [0, 3]], min_shared_prefix=1), plan.schedule()
@@ -387,7 +388,7 @@ def calls():
 
 
 def test_wrong_types_are_named():
-    """Whatever is given for whichever argument: it is taken, or what is raised names the argument."""
+    """For every argument, any value is either accepted or raises an error that names the argument."""
     named = taken = 0
     seen = set()
     for name, function, good, arguments in calls():
@@ -477,7 +478,7 @@ def written(name, *arguments):
 
 
 def documents():
-    """One of each kind that the command writes, by name."""
+    """Returns one file of each kind that the command writes, by name."""
     (WORK / "lengths").write_text("9\n3\n21\n1\n0\n5\n14 3\n")
     packing = ("--chunk-size", "8", "--align", "4")
     plan = ("plan", *packing, "--k", "1", "--stages", "2", "--ranks", "2")
@@ -505,8 +506,8 @@ def test_what_is_written_is_valid():
 
 
 def reports():
-    """What compare, report, memory, time and tune write, by kind: with costs of each sort, a row that cannot be made, a
-    measured schedule, and a rank that has no time."""
+    """Returns what compare, report, memory, time and tune write, by kind. These include costs of each sort, a row that
+    cannot be made, a measured schedule, and a rank without a time."""
     (WORK / "lengths").write_text("9\n3\n21\n1\n0\n5\n14 3\n")
     (WORK / "samples").write_text("F 8192 33558528 .21\nF 8192 100667392 .25\nF 512 131328 .014\n")
     model = ("--model", "qwen2.5-0.5b", "--gpu", "h100-80g")
@@ -539,7 +540,7 @@ def test_what_reports_is_valid_and_says_what_is_estimated():
             validator(part).validate(document)
             for other in kinds:
                 assert other == part or not validator(other).is_valid(document), f"{part} is no {other}"
-            for name in document:  # every member is told about, and what is required is
+            for name in document:  # every member is described, and every required one is there
                 broken = {**document, name: [[{"nobody": "knows"}]]}
                 assert part == "tuning" or not validator(part).is_valid(broken), (part, name)
             assert part == "tuning" or not validator(part).is_valid({**document, "more": 1}), part
@@ -642,7 +643,7 @@ def test_what_is_broken_is_not_valid():
 
 
 def schedules_of_tune(drawn, tuned, limit):
-    """What the library says of the command's search: its plan of a batch and its winner's schedules of all ranks."""
+    """Returns what the library's search gives: its plan of a batch, and its winner's schedules of all ranks."""
     lib, ffi, error = chunkflow.lib, chunkflow.ffi, chunkflow.ffi.new("cf_error *")
 
     def call(function, *arguments):
@@ -677,7 +678,7 @@ def schedules_of_tune(drawn, tuned, limit):
 
 
 def test_tune_leads_to_the_files_of_a_trainer():
-    """The commands that it prints, run as they stand, write what the library's own search says, byte for byte."""
+    """The commands that tune prints, run unchanged, must write what the library's own search gives, byte for byte."""
     rng = np.random.default_rng(11)
     tuned = [int(n) for n in np.minimum(rng.lognormal(7.5, 1.5, 150).astype(int) + 1, 120000)]
     (WORK / "tuned").write_text("".join(f"{n}\n" for n in tuned))
@@ -699,7 +700,8 @@ def test_tune_leads_to_the_files_of_a_trainer():
         assert (WORK / "schedules.json").read_text() == head + ",\n".join(schedules) + "]}\n", limit
         seen.append(("schedules had to be held down to fit" in text, window > 0))
     held, stream = zip(*seen)
-    assert set(held) == set(stream) == {False, True}, seen  # whatever the winner is, both roads have been gone
+    # whatever the winners were, both values of both options were seen
+    assert set(held) == set(stream) == {False, True}, seen
 
 
 # ---- lengths of a data set; tests/torch/lengths.py has those that need a tokenizer ----
@@ -745,7 +747,7 @@ def test_lengths_refuse_by_line():
 
 
 def forests(n):
-    """Token ids of sequences that begin like one before them, and options; seeded."""
+    """Draws, with a seed, options and token ids of sequences, some of which begin like an earlier one."""
     rng = np.random.default_rng(32)
     for _ in range(n):
         sequences = []
@@ -761,7 +763,7 @@ def forests(n):
 
 
 def keys_of(plan, chunk, metadata, row):
-    """(state or -1, row there) of all keys that a row sees, as the calls of attention say it."""
+    """Returns (state or -1, row there) for all keys that a row sees, according to the calls of attention."""
     first, levels = plan.chains["first_chunk"], metadata.calls
     prefix = plan.chunks["prefix"][chunk]
     for i in range(metadata.n_seqs):

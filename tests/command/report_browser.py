@@ -1,12 +1,12 @@
-"""report_browser.py - drives headless Chromium over its debugging pipe: what tests/command/report_check.sh tests of pages.
+"""report_browser.py - drives headless Chromium over its debugging pipe: what tests/command/report_check.sh tests of
+pages.
 
     report_browser.py check CHROMIUM NAME...           prints "ok TEST" or "FAIL TEST: why" for each test of NAME.html;
                                                        the page "large" has to be fast as well. NAME.json is what the
                                                        command wrote beside the page: report, tune or reproduce
     report_browser.py shots CHROMIUM PAGE DIRECTORY    writes pictures: light, dark, narrow, print
 
-Nothing but Python's own library is needed. A page is opened as a file; the browser has a profile of its own, and each
-page a tab of its own.
+Needs only Python's own library. A page is opened as a file; the browser has its own profile, and each page its own tab.
 """
 
 import base64
@@ -22,7 +22,7 @@ import xml.etree.ElementTree
 
 
 class Browser:
-    """One headless Chromium with one tab at a time, spoken to in JSON over file descriptors 3 and 4."""
+    """One headless Chromium with one tab at a time. Messages go in JSON over file descriptors 3 and 4."""
 
     def __init__(self, program):
         self.profile = tempfile.mkdtemp(prefix="report_browser.")
@@ -72,7 +72,7 @@ class Browser:
             self.call(domain + ".enable")
 
     def new_tab(self):
-        """In place of the last one: with no pointer, focus or size left from what was there."""
+        """Opens a new tab in place of the last one, so that no pointer, focus or size of the last one remains."""
         before, self.session = self.target, None
         self.attach(self.call("Target.createTarget", url="about:blank")["targetId"])
         self.call("Target.closeTarget", targetId=before)
@@ -101,7 +101,7 @@ class Browser:
             self.events.append(answer)
 
     def run(self, script):
-        """The value of an expression, which may be a promise."""
+        """Returns the value of an expression, which may be a promise."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(
@@ -120,7 +120,7 @@ class Browser:
         raise RuntimeError("the page was not drawn within five minutes: " + str(self.complaints()))
 
     def settle(self):
-        """Two frames: what was asked to be drawn is drawn."""
+        """Waits two frames, after which everything requested has been drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def resize(self, width, height):
@@ -135,7 +135,7 @@ class Browser:
         self.settle()
 
     def paper(self, on):
-        """As on paper; the width of A4 without margins is that of 718 pixels."""
+        """Shows the page as on paper, 718 pixels wide, as A4 without its margins."""
         self.call("Emulation.setEmulatedMedia", media="print" if on else "")
         self.settle()
 
@@ -154,8 +154,8 @@ class Browser:
         self.settle()
 
     def complaints(self):
-        """Errors of the browser, errors and warnings of the page, and requests for anything but the file itself. (The
-        browser warns of the pixels that a test reads.)"""
+        """Returns errors of the browser, errors and warnings of the page, and requests for anything except the file
+        itself. (The browser warns about the pixels that a test reads.)"""
         found = []
         for event in self.events:
             method, p = event.get("method"), event.get("params", {})
@@ -195,19 +195,20 @@ class Checks:
 
 
 def cells(browser, table):
-    """Of each row of a table: texts, and the exact numbers behind them."""
+    """Returns, for each row of a table, its texts and the exact numbers behind them."""
     return browser.run("""[...document.querySelectorAll('#%s tr')].slice(1).map(row => ({texts: [...row.cells].map(c =>
         c.textContent), values: [...row.querySelectorAll('data')].map(d => d.value)}))""" % table)
 
 
 def rounds_to(text, value, digits):
-    """Whether a text shows a number, rounded to so many digits or more."""
+    """Returns whether a text shows a number, rounded to at least this many digits."""
     shown = float(text.replace(",", "").split()[0])
     return abs(shown - value) <= abs(value) * 10**-digits
 
 
 def says_pace(browser, where, ratio):
-    """Whether the largest type says how fast chunks are beside whole sequences, and a slowdown as one."""
+    """Checks that the largest text says how fast chunks are relative to whole sequences, and that a slowdown is called
+    one."""
     number, said = text_of(browser, where + " strong"), text_of(browser, where)
     if ratio >= 1:
         return rounds_to(number, ratio, 2) and " as fast" in said
@@ -219,7 +220,7 @@ def says_pace(browser, where, ratio):
 
 def check_numbers(browser, checks, data):
     rows = cells(browser, "numbers")
-    shared = data.get("context_baseline")  # it stands first, and is not among the schedules
+    shared = data.get("context_baseline")  # it is shown first, and is not among the schedules
     if shared:
         first = rows.pop(0)
         checks.that("numbers/context", first["texts"][0] == data["context_words"], first)
@@ -255,7 +256,7 @@ def check_numbers(browser, checks, data):
 
 
 def check_causes(browser, checks, data, index):
-    """The table of causes is that of the schedule, and its last row the sum of the others."""
+    """The table of causes belongs to the schedule, and its last row is the sum of the others."""
     rows = cells(browser, "idle-table")
     idle = data["schedules"][index]["idle"]
     sums = [sum(stage[c] for stage in idle) for c in range(len(data["causes"]))]
@@ -308,7 +309,7 @@ def state(browser, what):
 
 
 def into_sight(browser, stage, i):
-    """Zooms to a pass, so that it is some dozen pixels wide, and returns where it is."""
+    """Zooms to a pass until it is about a dozen pixels wide, and returns where it is."""
     browser.run("document.getElementById('gantt').scrollIntoView({block: 'center'})")
     browser.run("""(() => { const c = window.chunkflow, s = c.scheduleAt(c.state.schedule), st = s.stages[%d], from =
         st.start[%d] * s.tick, width = (st.end[%d] - st.start[%d]) * s.tick; c.show(from - 9 * width, from + 11 * width)
@@ -318,7 +319,8 @@ def into_sight(browser, stage, i):
 
 
 def check_pixels(browser, checks):
-    """A pass in sight has the colour of its kind where the timeline says that it is, and so does idle time."""
+    """Checks that each visible pass has the colour of its kind where the timeline puts it, and idle time its own
+    colour."""
     found = browser.run("""(() => { const c = window.chunkflow, canvas =
         document.getElementById('gantt'), g = canvas.getContext('2d'), ratio = canvas.width / canvas.clientWidth,
         style = getComputedStyle(document.documentElement), probe = document.createElement('canvas').getContext('2d'),
@@ -336,7 +338,8 @@ def check_pixels(browser, checks):
 
 
 def check_grouped(browser, checks, data):
-    """If there are too many passes to name each, a box holds all passes of a sequence. Each stage has named boxes."""
+    """If there are too many passes to name each, a box covers all passes of a sequence. Each stage must have boxes with
+    names."""
     n = data["schedules"][state(browser, "schedule")]["n_passes"] / data["n_stages"]
     many = 9 * n > browser.run("chunkflow.chart.width") - 62
     shown = not browser.run("document.getElementById('grouped').hidden")
@@ -421,7 +424,7 @@ NAMES = {"F": "forward", "R": "replay", "B": "backward", "I": "input gradient", 
 
 
 def check_legend(browser, checks, data, shown):
-    """The legend has what occurs in the schedules that are drawn, and nothing else."""
+    """The legend has exactly what occurs in the schedules that are drawn."""
     schedules = [data["schedules"][i] for i in shown]
     passes = "".join(stage["pass"] for s in schedules for stage in s["stages"])
     wanted = {letter + " " + name for letter, name in NAMES.items() if letter in passes.upper()}
@@ -442,7 +445,7 @@ def check_legend(browser, checks, data, shown):
 
 
 def check_switch(browser, checks, data):
-    """A click on each schedule shows all of it, and explains each kind of box that it has."""
+    """A click on each schedule shows the whole schedule, and explains each kind of box in it."""
     browser.run("document.getElementById('schedules').scrollIntoView({block: 'center'})")
     for index in range(len(data["schedules"])):
         box = browser.run(
@@ -477,7 +480,7 @@ def check_switch(browser, checks, data):
 
 
 def frames(browser):
-    """Milliseconds of frames while the chart is panned, zoomed in a little."""
+    """Returns the milliseconds of frames while the chart, zoomed in a little, is panned."""
     return browser.run("""new Promise(done => { const c = window.chunkflow, times = []; let last = 0, n = 0;
         document.getElementById('gantt').scrollIntoView(); c.show(0, c.state.to / 2);
         const frame = now => { if (n > 3) times.push(now - last); last = now; if (++n > 44) { done(times); return; }
@@ -485,7 +488,8 @@ def frames(browser):
 
 
 def waiting():
-    """How many times longer than its own work a program takes here, because others use the processors: 1 if none do."""
+    """Returns how many times longer than its own work a program takes here because others use the processors; 1 if none
+    do."""
     wall, work = time.perf_counter(), time.process_time()
     while time.process_time() - work < 0.25:
         pass
@@ -493,7 +497,7 @@ def waiting():
 
 
 def check_speed(browser, checks, page):
-    """The best of three tries, in milliseconds that do not count what other programs on the machine take."""
+    """Returns the best of three tries in milliseconds, without the time that other programs on the machine take."""
     drawn, panned = [], []
     for _ in range(3):
         before = waiting()
@@ -525,7 +529,8 @@ def check_tried(browser, checks, data):
 
 
 def check_first(browser, checks, data):
-    """One number, one bar whose parts are all of the time, and one thing to do, before everything else."""
+    """Checks that the page begins with one number, one bar whose parts add up to all of the time, and one piece of
+    advice."""
     best, base = data["best"], data["baseline"]
     gain = text_of(browser, "#gain strong")
     if data.get("measured", -1) >= 0:
@@ -557,7 +562,7 @@ def check_first(browser, checks, data):
 
 
 def check_colours(browser, checks):
-    """No cause of idle time has nearly the colour of a pass, of a chain or of another cause, in either scheme."""
+    """No cause of idle time has almost the same colour as a pass, a chain or another cause, in either colour scheme."""
     names = ["F", "R", "B", "I", "W"] + ["chain%d" % i for i in range(8)] + ["cause%d" % i for i in range(10)]
     for dark in False, True:
         browser.dark(dark)
@@ -571,7 +576,7 @@ def check_colours(browser, checks):
 
 
 def check_finding(browser, checks, data):
-    """A chunk's number shows its first pass; what is in sight can be saved as SVG."""
+    """A chunk's number shows its first pass. The visible part can be saved as SVG."""
     plan = data["plans"][data["schedules"][state(browser, "schedule")]["plan"]]
     chunk = plan["first_chunk"] + len(plan["chunks"]["chain"]) // 2
     browser.run("(() => { const e = document.getElementById('find'); e.value = '%d'; e.dispatchEvent(new Event('change')); })()"
@@ -589,7 +594,7 @@ def check_finding(browser, checks, data):
 
 
 def check_report(browser, checks, data):
-    """A report: the whole page of one, or the lower part of a page of tune."""
+    """Checks a report: a whole page, or the lower part of a page of tune."""
     check_first(browser, checks, data)
     check_numbers(browser, checks, data)
     check_tables(browser, checks, data)
@@ -610,7 +615,7 @@ def text_of(browser, selector):
 
 
 def middle_of(browser, selector):
-    """Where an element is, after it has been scrolled into sight."""
+    """Scrolls an element into view, and returns where it then is."""
     return browser.run(
         """(() => { const e = document.querySelector(%s); e.scrollIntoView({block: 'center', inline: 'center'});
         const b = e.getBoundingClientRect(); return {x: b.left + b.width / 2, y: b.top + b.height / 2}; })()"""
@@ -622,8 +627,8 @@ def fastest_of(by_id):
     return min([c["seconds"] for c in by_id.values() if c["status"] == "ok"], default=0)
 
 
-# What a cell of the map shows, by what is known of it; of what was given up, that by which it was, and no bound that is
-# below the fastest.
+# What a cell of the map shows, by what is known of its pair. For a pair that was given up, it is the reason; a bound
+# below the fastest time is not shown.
 SHOWN = {
     "ok": lambda c, fastest: c["seconds"],
     "dominated": lambda c, fastest: c.get("estimate") or (c["bound"] if c["bound"] > fastest else math.inf),
@@ -632,7 +637,8 @@ SHOWN = {
 
 
 def check_frontier(browser, checks, data, by_id):
-    """Of the exact ones, those that none beats in time and memory; and of each split the best that is known."""
+    """Returns the exact candidates that no other beats in both time and memory, and the best known candidate of each
+    split."""
     column = "(id, n) => [...document.querySelectorAll(id + ' tr td:nth-child(' + n + ') data')].map(d => Number(d.value))"
     exact = [by_id[i] for i in data["ranking"] if i in by_id]
     exact.sort(key=lambda c: (c["seconds"], c["id"]))
@@ -648,7 +654,8 @@ def check_frontier(browser, checks, data, by_id):
 
 
 def check_map(browser, checks, data, by_id):
-    """Every ChunkSize with every K has the number of its best candidate, or of the winner, in the right place."""
+    """Checks that every ChunkSize with every K has, in its place, the number of its best candidate, or of the
+    winner."""
     wanted, fastest = [], fastest_of(by_id)
     for size in data["chunk_sizes"]:
         for k in data["ks"]:
@@ -681,7 +688,7 @@ def check_map(browser, checks, data, by_id):
 
 
 def cell_with(data, by_id, status):
-    """The number of the first cell that has such a candidate; None where there is none."""
+    """Returns the number of the first cell with such a candidate; None if there is none."""
     for index, cell in enumerate(data["cells"]):
         if by_id[cell["numbers"]]["status"] == status:
             return index
@@ -779,7 +786,7 @@ def check_ranking(browser, checks, data, by_id):
 
 
 def check_tuning(browser, checks, data):
-    """A page of tune: the map, the ranking, and a report of the winner below."""
+    """Checks a page of tune: the map, the ranking, and below them a report of the winner."""
     by_id = {c["id"]: c for c in data["candidates"]}
     shown = embedded(browser, "tuning")
     checks.that("data/few", len(shown["candidates"]) <= 2 * len(shown["cells"]) + shown["show"])
@@ -805,7 +812,7 @@ def check_tuning(browser, checks, data):
     report = embedded(browser, "data")
     tuned = report["schedules"][report["best"]]
     batches = by_id[data["winner"]]["batches"]
-    # beside the schedule, an iteration has the optimizer's step: some milliseconds
+    # the times of iterations include the optimizer's step, of some milliseconds; the schedule's makespan does not
     step = min([b - tuned["makespan"] for b in batches if b >= tuned["makespan"]], default=-1)
     checks.that("report/of-the-winner", 0 <= step < 0.05, (tuned["makespan"], batches))
     check_report(browser, checks, report)
@@ -839,7 +846,7 @@ def check_sheet(browser, checks, sheet):
 
 
 def check_places(browser, checks, sheet, at):
-    """In each chart a larger number lies higher, in proportion from zero, and equal ones at the same height."""
+    """In each chart, a larger number is drawn higher, in proportion from zero, and equal numbers at the same height."""
     charts = browser.run(
         """[...document.querySelectorAll("%s svg")].map(s => [...s.querySelectorAll('circle')].map(c =>
         [Number(c.dataset.y), Number(c.getAttribute('cy'))]))""" % at

@@ -17,7 +17,7 @@ CHROMIUM=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || tru
 printf '1\n1\n2\n4\n' >example
 model="--model qwen2.5-7b --tp 4 --gpu h100-80g"
 
-# numbers NAME OPTIONS...: the report of a list is what plan says of its schedules
+# numbers NAME OPTIONS...: the report of a list has the numbers that plan prints for its schedules
 numbers() {
     name=report/$1
     shift
@@ -66,7 +66,7 @@ test_numbers() {
     same report/empty "0 This batch has no tokens." "$code $(cat out err | tr '\n' ' ' | sed 's/ $//')"
 }
 
-# The baseline is that of compare: the shorter of its two rows.
+# The baseline is the one of compare: the shorter of its two rows.
 test_baseline() {
     wanted report/baseline || return 0
     # shellcheck disable=SC2086
@@ -85,7 +85,7 @@ END
     done
 }
 
-# --virtual and --placement mean to report what they mean to compare.
+# --virtual and --placement mean the same in report as in compare.
 test_virtual() {
     wanted report/virtual || return 0
     for options in "--virtual 2" "--placement v" "--virtual 3 --placement v"; do
@@ -143,7 +143,7 @@ print(*[round(e["off"], 9) for e in d["errors"]])')"
     }
 }
 
-# --schedule shows one schedule, which is that of plan, and tries nothing else.
+# --schedule shows one schedule, the same as plan, and tries nothing else.
 test_one() {
     wanted report/one || return 0
     # shellcheck disable=SC2086
@@ -172,7 +172,7 @@ test_usage() {
     same report/stdout "<!DOCTYPE html>" "$(head -n 1 out)"
 }
 
-# Advice names only options that were tried, fit and pay, and says so where none do.
+# Advice names only options that were tried, fit and pay. If there are none, it says so.
 advised() { # NAME OPTIONS...
     name=report/advice/$1
     shift
@@ -257,7 +257,7 @@ test_pictures() {
     refuses report/svg/pack/many 2 'n_slices: is too large for a picture [(]wanted 20000' \
         pack --chunk-size 1 --svg no.svg long
     same report/svg/pack/none no "$(if [ -e no.svg ]; then echo yes; else echo no; fi)"
-    # The pictures of README and of the pages are those that the command makes today.
+    # The pictures of README and of the pages must be what the command draws now.
     sh "$root/tools/guide/pictures.sh" "$CHUNKFLOW" pictures >out 2>err
     same report/svg/pictures "0 " "$? $(head -n 1 err)"
     for picture in "$root"/tools/guide/*.svg; do
@@ -265,8 +265,8 @@ test_pictures() {
     done
 }
 
-# tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same
-# options
+# tried LIST OPTION: for each option tried on this list, OPTION among them, the time is the one that plan gives with the
+# same options
 tried() {
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json "$1"
@@ -290,7 +290,7 @@ test_tried() {
     tried chat "--stage-layers"
 }
 
-# The pages of tune and reproduce hold what the commands write as JSON, and nothing is fetched.
+# The pages of tune and reproduce contain what the commands write as JSON, and fetch nothing.
 test_pages() {
     # shellcheck disable=SC2086
     cf tune lengths --model qwen2.5-7b --gpu h100-80g --gpus 8 --batch 24 --batches 3 --chunk-sizes 2K,8K,64K,512K \
@@ -345,7 +345,7 @@ test_reproduction() {
     same reproduce/json "0 {" "$code $(head -n 1 out)"
 }
 
-# Many candidates, and a long list, make no long page.
+# Many candidates, and a long list, must not make the page long.
 test_large_tuning() {
     wanted tune/page/large || return 0
     "$CHUNKFLOW" gen lmsys --n 200000 --seed 2 --max 32K >many
@@ -356,7 +356,8 @@ test_large_tuning() {
 import os; print("yes" if os.path.getsize("large_tuned.html") < 1e6 else os.path.getsize("large_tuned.html"))')"
 }
 
-# A list whose name is meant to do harm, and a model's. The browser says what became of it.
+# Makes pages from a list and a model whose names contain harmful text. The browser's tests say what became of the
+# names.
 make_hostile() {
     mkdir -p '<'
     hostile='</script><script>alert(1)<img src=x onerror=alert(2)>"&'"$(printf '\001\033\t')"' \u003c é'
@@ -389,8 +390,7 @@ take_log() { # NAME STATUS: counts what a test of a browser has printed
     fail "$1" "status $2: $(tail -n 1 log)"
 }
 
-# in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of
-# them.
+# in_browser NAME...: runs the tests of report_browser.py on NAME.html and NAME.json, all in one browser.
 in_browser() {
     pages=
     for name in "$@"; do
@@ -419,7 +419,7 @@ print(len(n), "yes" if max(n) >= 100000 and sum(n) >= 400000 else n)')"
     in_browser large
 }
 
-# The playground, if it was built: `make test FULL=1` does so where there are compilers for it.
+# The playground, if it was built: `make test FULL=1` builds it if the compilers for it are installed.
 test_playground() {
     wanted report/playground || return 0
     root=$(cd "$tests/../.." && pwd)

@@ -2,8 +2,8 @@
 
     report_data.py REPORT.json PAGE.html [KIND=SCHEDULE.json ...]
 
-Prints what is wrong and leaves with 1, or nothing. A SCHEDULE is what `plan --json` wrote for that kind with the same
-options: its times must be those of the report, and so must the peaks.
+Prints what is wrong and exits with 1, or prints nothing. A SCHEDULE is what `plan --json` wrote for that kind with the
+same options; its times and peaks must be those of the report.
 """
 
 import json
@@ -20,7 +20,7 @@ def check(holds, *why):
 
 
 def unpack(schedule, stage):
-    """(pass, kept, chunk, start, end) of a stage's passes, in seconds, and its idle time by cause."""
+    """Returns (pass, kept, chunk, start, end) for each pass of a stage, in seconds, and its idle time by cause."""
     now, chunk, piece, held = 0, 0, 0, 0
     passes, idle, most = [], {}, 0
     for i, letter in enumerate(stage["pass"] + "."):
@@ -129,7 +129,7 @@ def check_batch(report):
 
 
 def check_page(report, path):
-    """One block of data, which is the report, and nothing that is fetched from elsewhere."""
+    """The page must have one block of data, which is the report, and fetch nothing."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)

@@ -2,8 +2,8 @@
 
     report_hostile.py TUNED PAPER    makes TUNED_numbers.html and .json of TUNED.html and .json, and so for PAPER
 
-Names become markup, quotes and control characters, times become 1e300 and 1e-300: the browser's tests say whether they
-come out as the text and the numbers that they are.
+Names become markup, quotes and control characters; times become 1e300 and 1e-300. The browser's tests check that the
+page shows exactly these texts and numbers.
 """
 
 import json
@@ -14,7 +14,7 @@ TEXT = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x01\u
 
 
 def in_page(page, part, change):
-    """The page with another object in it, escaped as the command escapes."""
+    """Returns the page with another object as its data, escaped as the command escapes it."""
     pattern = r'(<script type="application/json" id="%s">)(.*?)(</script>)' % part
 
     def replaced(match):

@@ -3,8 +3,8 @@
     svg_check.py SCHEDULE.json CHART.svg [MEMORY.svg REPORT.json KIND]
     svg_check.py PLAN.json CHUNKS.svg
 
-Prints what is wrong and leaves with 1, or nothing. A picture must be well-formed, its boxes must lie where the timeline
-says, and its labels must fit. With a report of the same schedule, the lines of the memory are its numbers.
+Prints what is wrong and exits with 1, or prints nothing. A picture must be well-formed, its boxes must be where the
+timeline says, and its labels must fit. With a report of the same schedule, the lines of memory must have its numbers.
 """
 
 import json
@@ -23,7 +23,8 @@ def check(holds, *why):
 
 
 def take_style(root):
-    """A picture of another size: all but the width grow with the type, and the plot has what is left of the height."""
+    """Sets the sizes for another picture: all except the width grow with the type, and the plot gets the height that is
+    left."""
     global LEFT, RIGHT, WIDTH, TOP, PLOT, TYPE
     TYPE, WIDTH, height = (int(root.get(name)) for name in ("font-size", "width", "height"))
     LEFT, RIGHT, TOP, axis = ((units * TYPE + 5) // 10 for units in (56, 12, 8, 40))
@@ -87,7 +88,7 @@ def check_labels(lane, boxes):
 
 
 def steps_of(d):
-    """The corners of a line: where it begins each height."""
+    """Returns the corners of a line: where each of its heights begins."""
     first = re.match(r"M([\d.]+) ([\d.]+)", d)
     return [(float(first[1]), float(first[2]))] + [
         (float(x), float(y)) for x, y in re.findall(r"H([\d.]+)V([\d.]+)", d)
@@ -108,7 +109,7 @@ def check_memory(schedule, path, report, kind):
             own = steps_of(line.get("d"))
             y = [b for a, b in own if a <= float(name.get("x"))][-1]
             check(0 <= y - float(name.get("y")) <= TYPE, name.text, "stands away from its line")
-    # The upper edge stands for the highest peak and a twentieth more, or for a limit above it that is near.
+    # The upper edge is the highest peak plus a twentieth, or a limit above this that is near.
     peaks = [m["total"] for m in s["memory"]] if "memory" in s else s["peak_tokens"]
     top = max(peaks)
     limit = report.get("limit_bytes", 0)
@@ -143,7 +144,8 @@ def check_memory(schedule, path, report, kind):
 
 
 def check_plan(plan, path):
-    """Frames lie in a grid of ranks and steps, every slice where its offset and length say, split ones in colour."""
+    """Frames are in a grid of ranks and steps. Every slice is where its offset and length say, and split ones have a
+    colour."""
     root = ElementTree.parse(path).getroot()
     take_style(root)
     frames = [p for p in root.iter(SVG + "path") if p.get("class") == "chunk"]

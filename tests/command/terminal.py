@@ -1,6 +1,6 @@
-"""terminal.py WHEN COMMAND...: runs it with a terminal as standard error, interrupts it after WHEN, which is a number of
-seconds (0: not), or once this pattern was seen in two lines, and prints the exit code, how often a line was written, and
-whether the last thing was that it was erased."""
+"""terminal.py WHEN COMMAND...: runs COMMAND with a terminal as standard error, and interrupts it at WHEN. WHEN is a
+number of seconds (0: never), or a pattern: interrupts once two lines with it were seen. Prints the exit code, how often
+a line was written, and whether the last thing written erased the line."""
 import os, pty, re, select, signal, subprocess, sys, threading
 
 master, slave = pty.openpty()

@@ -1,5 +1,5 @@
-"""times_check.py PLAN SCHEDULE CONSTANT PER-TOKEN PER-PAIR LATENCY: the times, peaks and sums of a schedule in JSON are
-what its passes give, each as early as it can. Prints "ok" or what is not."""
+"""times_check.py PLAN SCHEDULE CONSTANT PER-TOKEN PER-PAIR LATENCY: checks the times, peaks and sums of a schedule in
+JSON. They must follow from its passes, each of which runs as early as it can. Prints "ok", or what is wrong."""
 
 import json, sys
 

@@ -2,9 +2,10 @@
 
     trace_check.py PLAN.json SCHEDULE.json TRACE.json MICROSECONDS [STAGES.tsv]
 
-MICROSECONDS: what a unit of the schedule's time lasts. Prints "ok", or what is wrong first, and leaves with 1 then. Times
-are compared in whole nanoseconds, as they are written, with fractions: no rounding of this program's comes between. With
-the table of plan --summary --tsv, the counters of memory are held to what it says that each stage holds.
+MICROSECONDS: how long a unit of the schedule's time is. Prints "ok", or the first thing that is wrong, and then exits
+with 1. Times are compared in whole nanoseconds, as the trace has them, with exact fractions, so this program rounds
+nothing. With the table of plan --summary --tsv, the counters of memory must agree with what it says that each stage
+holds.
 """
 
 import json
@@ -26,7 +27,7 @@ def nanoseconds(microseconds):
 
 
 def near(got, time, unit):
-    """Half a nanosecond, and what the product of two doubles may be off."""
+    """Tolerance: half a nanosecond, and the rounding error of a product of two doubles."""
     exact = Fraction(time) * Fraction(unit) * 1000
     return abs(got - exact) <= Fraction(1, 2) + exact / 2**51
 
@@ -40,10 +41,9 @@ check(set(trace) == {"displayTimeUnit", "traceEvents"}, "members of the file")
 check(all(e["ph"] in "MXCstf" and 1 <= e["pid"] <= stages for e in events), "events")
 check(len([e for e in events if e["ph"] == "M" and e["name"] == "process_name"]) == stages, "names")
 
-# ---- slices ----
-# Each action is one, where the schedule has it, to the nanosecond. What is on one thread runs one after the other, which
-# is how slices nest that hold no others. A run of passes without a gap is as long as its slices together: what is rounded
-# does not add up.
+# ---- slices ---- Each action is one slice, at the time of the schedule, to the nanosecond. Slices on one thread run
+# one after the other, so none contains another. A run of passes without a gap is as long as its slices together, so
+# roundings do not add up.
 
 PLACE = {"SEND_F": 0, "SEND_R": 0, "RECV_F": 1, "RECV_R": 1, "SEND_B": 2, "RECV_B": 3}
 slices = {s: [] for s in range(stages)}
@@ -79,8 +79,7 @@ for s, row in enumerate(schedule["actions"]):
                  e["pid"] == s + 1 and e["tid"] == tid] if len(spans) < 5000 else ["compute"]
         check(len(names) == 1, "name of thread", tid)
 
-# ---- counters ----
-# Chunks as the schedule counts them; tokens added up here; bytes as the tables say.
+# ---- counters ---- Chunks must be the schedule's, tokens are added up here, and bytes must be the table's.
 
 
 def series(name, unit_name):
@@ -128,8 +127,8 @@ for s, row in enumerate(schedule["actions"]):
         if not table[s]["memory_bytes"]:
             check(max(n for _, n in memory[s]) == schedule["peak_bytes"][s] and memory[s][-1] == (end, 0), "bytes")
 
-# ---- flows ----
-# Every step stands on a pass, in the order of time; the pairs of steps are the pairs of passes that wait.
+# ---- flows ---- Every step of a flow is on a pass, in the order of time. The pairs of steps are the pairs of passes of
+# which one waits for the other.
 
 at, place = {}, {}
 for s, row in slices.items():

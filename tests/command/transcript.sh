@@ -33,7 +33,7 @@ find_python
 
 # ---- what transcripts call ----
 
-# Says on standard error with which code the command ended, where it is not 0.
+# Prints to standard error the code with which the command ended, if it is not 0.
 chunkflow() {
     "$CHUNKFLOW" "$@" || { set -- $?; echo "[$1]" >&2; return "$1"; }
 }
@@ -49,10 +49,10 @@ plain() {
 }
 quick() { if full; then "$@"; else plain "$@"; fi; }
 
-# From here to the end of the section the program without sanitizers, unless FULL=1.
+# Until the end of the section, runs the program without sanitizers, unless FULL=1.
 quickly() { full || CHUNKFLOW=$CHUNKFLOW_PLAIN; }
 
-# Passes on the lines that begin with one of these words.
+# Prints the lines that begin with one of these words.
 rows() { # LABEL...
     for label; do
         set -- "$@" -e "^$label"
@@ -61,12 +61,12 @@ rows() { # LABEL...
     grep "$@"
 }
 
-# Prints one word of the first line that begins with LABEL, without its commas: the first word behind it, or another.
+# Prints one word of the first line that begins with LABEL, without commas: the first word after LABEL, or another one.
 number() { # LABEL [WORD]
     sed -n "s/^$1  *//p" | awk -v word="${2:-1}" '{ gsub(",", "", $word); print $word; exit }'
 }
 
-# Prints the fields of these columns of a table with tabs, "-" for an empty one.
+# Prints these columns of a table with tabs, with "-" for an empty field.
 columns() { # NAME...
     awk -F '\t' -v names="$*" 'NR == 1 { n = split(names, name, " "); for (i = 1; i <= NF; i++) at[$i] = i; next }
         { for (i = 1; i <= n; i++) {
@@ -74,8 +74,8 @@ columns() { # NAME...
               printf "%s%s", field, i < n ? " " : "\n" } }'
 }
 
-# Prints the lines of a table, without its head, which begins with these two words. What stands in several parts below
-# each other, or goes on in the next line, is one line again. A line that is longer than COLUMNS is told.
+# Prints the lines of the table whose head begins with these two words, without the head. A row that is printed in
+# several parts, or goes on in the next line, becomes one line again. Reports a line longer than COLUMNS.
 table() { # WORD WORD
     awk -v head="$*" -v most="${COLUMNS:-80}" '
         function words(line) { gsub(/ +/, " ", line); return line }
@@ -104,8 +104,8 @@ table() { # WORD WORD
         END { for (i = 1; i <= n; i++) print row[i] }'
 }
 
-# Prints how many lines such a table of a command has at 40 and at 80 columns, where both say the same: the same lines,
-# or the same words where several columns say which line it is.
+# Prints how many lines such a table of a command has at 40 and at 80 columns, if both have the same content: the same
+# lines or, if several columns name the row, the same words.
 narrow() { # lines|words WORD WORD COMMAND...
     how=$1
     head="$2 $3"
@@ -127,7 +127,7 @@ section() { # NAME: of the commands that follow
     CHUNKFLOW=$TESTED
 }
 
-# Ends the output of the command that begins on that line.
+# Ends the command's output, which begins at that line.
 ended() { # LINE STATUS
     printf '\n' >>"$LOG"
     while IFS= read -r TOLD || [ -n "$TOLD" ]; do printf '\002%s\n' "$TOLD"; done <"$ERR" >>"$LOG"

@@ -1,7 +1,7 @@
 """Builds the wheel for pip (PEP 517): `pip install ./tools/python` in a clone, or `make wheel` for a file to hand on.
 
-The library is plain C on a few functions of every glibc since 2.14, so one wheel serves all Pythons on a processor; CC
-may be a compiler for another one.
+The library is plain C and uses only functions that every glibc since 2.14 has. So one wheel is enough for all Pythons
+on a processor; CC may be a compiler for another processor.
 """
 
 import base64

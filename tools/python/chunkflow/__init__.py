@@ -18,12 +18,12 @@ chunkflow.trainer is Transformers' Trainer with chunks.
         labels = metadata.target_positions                # a row's label is that token of its sequence
     print(schedule.simulate().makespan)
 
-What a member or an option means is said in chunkflow.h, at the struct that a class here is named after; every member is
-an attribute of the same name, and options are members of the description, as keywords. Enumerations are words
-("best-fit", "paper"), records are dictionaries, and arrays of the library are NumPy arrays on its own memory: nothing
-is copied, they cannot be written to, and each keeps the plan, schedule or timeline alive that it belongs to. Members,
-types and lengths of arrays come from the declarations, so this file has none of its own that could differ from them.
-All else that the library has is in `lib` and `ffi`, as cffi gives it.
+The comments in chunkflow.h say what a member or an option means, at the struct that a class here is named after. Every
+member is an attribute of the same name; options are keywords, named after the members of the description. Enumerations
+are words ("best-fit", "paper"), and records are dictionaries. Arrays of the library are NumPy arrays on its own memory:
+nothing is copied, and they cannot be written to. Each array keeps the plan, schedule or timeline alive that it belongs
+to. Members, types and lengths of arrays come from the declarations, so this file cannot differ from them. `lib` and
+`ffi` have everything else in the library, as cffi gives it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _find() -> Path:
 
 
 def _array_lengths(declarations: str) -> dict[tuple[str, str], str]:
-    """How long the arrays are that members point to: a comment that starts with it follows each: `(n_slices + 1)`."""
+    """The lengths of the arrays that members point to. The comment behind such a member begins with the length:
+    `(n_slices + 1)`."""
     lengths = {}
     for body, struct in re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", declarations, re.DOTALL):
         for names, length in re.findall(r"^ +[^*;(]*\*([\w, *]+); */\* \(([a-z_0-9 +]+)\)", body, re.MULTILINE):
@@ -91,7 +92,7 @@ PASSES: tuple[str, ...] = tuple(_text(lib.cf_pass_name(i)) for i in range(lib.CF
 
 class Error(Exception):
     """A call failed. The members are those of cf_error: `code` by name ("CF_ERROR_ARGUMENT"), `field` the argument or
-    member at fault, `item` the index of the sequence, chunk, action ... (-1: none), `wanted`, `got`, `text`."""
+    member at fault, `item` the index of the sequence, chunk or action (-1: none), `wanted`, `got`, `text`."""
 
     def __init__(self, text: str, code: str, field: str, item: int, wanted: int, got: int):
         super().__init__(text, code, field, item, wanted, got)
@@ -106,7 +107,7 @@ class Error(Exception):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_Given = list[Any]  # what a description points to, which must live as long as the call
+_Given = list[Any]  # the objects that a description points to, which must live as long as the call
 
 
 def _error(record: Any) -> Error:
@@ -121,7 +122,7 @@ def _call(function: Any, *arguments: Any) -> None:
 
 
 def _refuse(field: str, wanted: int, got: int, why: str) -> None:
-    """Raises what the library itself would say of a bad argument, where it cannot see that."""
+    """Raises the error that the library would report for a bad argument, if the library cannot see the fault."""
     name = ffi.new("char[]", field.encode())
     record = ffi.new("cf_error *")
     lib.cf_fail(record, lib.CF_ERROR_ARGUMENT, name, -1, wanted, got, why.encode())
@@ -129,14 +130,14 @@ def _refuse(field: str, wanted: int, got: int, why: str) -> None:
 
 
 def _make(kind: str, function: Any, *arguments: Any) -> Any:
-    """A new object of the library, which goes when the last reference to it does."""
+    """Returns a new object of the library, which is freed with the last reference to it."""
     out = ffi.new(f"cf_{kind} **")
     _call(function, *arguments, out)
     return ffi.gc(out[0], getattr(lib, f"cf_{kind}_free"))
 
 
 def _whole(value: Any, what: str, least: int = -2**63, most: int = 2**63 - 1) -> int:
-    """A whole number; what is none, or too large for the library, is named."""
+    """Returns a whole number; raises an error with the argument's name if it is none, or too large for the library."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -168,7 +169,7 @@ def _at(value: Any, n: int, what: str) -> int:
 
 
 def _each(values: Any, what: str, wanted: str) -> list[Any]:
-    """The items of a sequence; wanted: what it shall have."""
+    """Returns the items of a sequence. wanted: says in an error what the items should be."""
     try:
         if isinstance(values, (str, bytes, Mapping)):
             raise TypeError
@@ -194,7 +195,7 @@ def _reals(values: Any, what: str) -> list[float]:
 
 
 def _integers(values: Any, what: str) -> np.ndarray:
-    """One row of whole numbers as the library reads them."""
+    """Returns one row of whole numbers, as the library reads them."""
     array = _numbers(values, what)
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
@@ -225,7 +226,7 @@ def _now(name: str) -> str:
 
 
 def _renamed(function: _Function) -> _Function:
-    """Refuses arguments by their old names, with what each is called now."""
+    """Makes a function refuse arguments by their old names; the error has the new ones."""
     @functools.wraps(function)
     def checked(*given: Any, **named: Any) -> Any:
         for name in named:
@@ -253,8 +254,8 @@ def _members(struct: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def _words(enum: str) -> tuple[str, ...]:
-    """The words of an enumeration by number; its default is no word. Those that nothing prints have no function, and
-    words of their constants: CF_MEAN_TOKENS is "tokens"."""
+    """Returns the words of an enumeration, by number; its default has no word. If the library has no function for them,
+    words come from its constants: CF_MEAN_TOKENS is "tokens"."""
     numbers, name_of = ffi.typeof(enum).elements, getattr(lib, f"{enum}_name", None)
     if name_of is not None:
         return tuple(_text(name_of(number)) for number in range(len(numbers) - 1))
@@ -270,8 +271,8 @@ def _number_of(enum: str, word: str, member: str) -> int:
 
 
 def _count(length: str, number: Callable[[str], int]) -> int:
-    """The value of "n_slices + 1" or "n_stages x n_virtual", where `number` knows what a name stands for; -1 where a
-    factor is negative, which the library refuses by its own name before it reads the array."""
+    """Returns the value of "n_slices + 1" or "n_stages x n_virtual"; `number` gives the value of a name. -1: a factor
+    is negative, which the library refuses, by name, before it reads the array."""
     def term(text: str) -> int:
         return int(text) if text.isdigit() else number(text)
     factors = [sum(term(part) for part in factor.split(" + ")) for factor in length.split(" x ")]
@@ -279,12 +280,13 @@ def _count(length: str, number: Callable[[str], int]) -> int:
 
 
 def _member(c: Any, name: str) -> Any:
-    """A member of a record, or of the shape in it."""
+    """Returns a member of a record, or of the shape in it."""
     return getattr(c if hasattr(c, name) else c.shape, name)
 
 
 def _mask(values: Any, sequence: int) -> np.ndarray:
-    """Tokens of a sequence that are no targets. Numbers are refused: labels and masks of targets mean the opposite."""
+    """Returns which tokens of a sequence are no targets, as a mask. Refuses numbers, because labels and masks of
+    targets have the opposite meaning."""
     mask = _numbers(values, "ignored")
     if mask.dtype.kind != "b" and mask.size > 0:
         raise TypeError(f"ignored: wanted True or False for each token of sequence {sequence}, True where it is no "
@@ -293,7 +295,8 @@ def _mask(values: Any, sequence: int) -> np.ndarray:
 
 
 def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) -> Any:
-    """For each sequence a byte for each of its tokens, 1 where it is no target; None for a sequence: all are."""
+    """Returns, for each sequence, a byte for each of its tokens: 1 if it is no target. None for a sequence: all its
+    tokens are targets."""
     if ignored is None:
         return ffi.NULL
     ignored = _each(ignored, "ignored", f"None or a mask for each of {len(lengths)} sequences")
@@ -314,7 +317,7 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
 
 
 def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callable[[str], int], what: str) -> Any:
-    """What a member of a description that is a pointer shall point to."""
+    """Returns the array to which a member of a description that is a pointer must point."""
     ctype = _fields(struct)[member]
     length = _LENGTHS.get((struct, member))
     if ctype.kind == "function" or member in ("allocator", "report") or (
@@ -347,7 +350,7 @@ _POINTERS = ("pointer", "function")
 
 
 def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int], what: str) -> None:
-    """The members of a record; those of its shape, if it has one, stand among them. what: the record's own name."""
+    """Returns the members of a record, with those of its shape if it has one. what: the record's own name."""
     struct = ffi.typeof(c).item.cname
     fields = _fields(struct)
     if not isinstance(options, Mapping):
@@ -375,7 +378,8 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
 
 
 def _range(c: Any, at: str | int) -> str:
-    """The whole numbers that a member of a record, or an item of an array, can be; nothing for other types."""
+    """Returns the range of whole numbers that a member of a record, or an item of an array, can have; empty for other
+    types."""
     ctype = _fields(ffi.typeof(c).item.cname)[at] if isinstance(at, str) else ffi.typeof(c).item
     if ctype.kind == "enum":
         return f"wanted 0 .. {max(n for n, word in ctype.elements.items() if not word.endswith('_COUNT'))}"
@@ -386,7 +390,7 @@ def _range(c: Any, at: str | int) -> str:
 
 
 def _set(c: Any, at: str | int, value: Any, name: str) -> None:
-    """Sets a member of a record, or an item of an array; a record's members may also be given in order."""
+    """Sets a member of a record, or an item of an array. The members of a record may also be given in order."""
     try:
         if isinstance(at, str):
             setattr(c, at, value)
@@ -400,8 +404,8 @@ def _set(c: Any, at: str | int, value: Any, name: str) -> None:
 
 def _describe(struct: str, options: Mapping[str, Any], number: Callable[[str], int] | None = None,
               what: str = "options") -> tuple[Any, _Given]:
-    """A description with these options, and what must live as long as it. `number` knows the sizes that the description
-    itself does not have; what: the argument that the options are."""
+    """Returns a description with these options, and the objects that must live as long as it. `number` gives the sizes
+    that the description itself does not have. what: the name of the argument that has the options."""
     c, given = ffi.new(f"{struct} *"), _Given()
     if number is None:
         defaults = getattr(lib, struct.replace("_desc", "_defaults"))
@@ -417,7 +421,7 @@ def _describe(struct: str, options: Mapping[str, Any], number: Callable[[str], i
 
 
 class _Memory:
-    """A piece of the library's memory, for NumPy, and what it must not outlive."""
+    """A piece of the library's memory, for NumPy, and the object that owns it and must live as long."""
 
     def __init__(self, address: int, n_bytes: int, writable: bool, keep: Any):
         self.keep = keep
@@ -436,7 +440,8 @@ def _dtype(ctype: Any) -> np.dtype:
 
 
 class _Object:
-    """A struct of the library. `c` is the pointer to it, for calls through `lib`; `keep` is what it points into."""
+    """A struct of the library. `c` is the pointer to it, for calls through `lib`; `keep` keeps alive what the struct
+    points into."""
 
     _struct: str
     _writable = False
@@ -483,14 +488,14 @@ class _Object:
 
 
 def _pointer(given: Any, cls: type[_Object], what: str) -> Any:
-    """Returns the library's object in one of this module's."""
+    """Returns the pointer to the library's object inside an object of this module."""
     if not isinstance(given, cls):
         raise TypeError(f"{what}: wanted a {cls.__name__}, got {type(given).__name__}")
     return given.c
 
 
 class _Record(_Object):
-    """A record in an object, which says how long the record's arrays are."""
+    """A record inside an object, which says how long the record's arrays are."""
 
     def __init__(self, struct: str, c: Any, owner: _Object):
         super().__init__(c, owner)
@@ -511,7 +516,8 @@ def _json(function: Any, *arguments: Any) -> str:
 
 
 class Metadata(_Object):
-    """cf_metadata of one chunk, in memory of its own, which may be written to (torch.from_numpy takes it as it is)."""
+    """cf_metadata of one chunk, in its own memory. The arrays may be written to, and torch.from_numpy takes them as
+    they are."""
 
     _struct = "cf_metadata"
     _writable = True
@@ -540,8 +546,8 @@ class Metadata(_Object):
 
     @property
     def calls(self) -> list[AttentionCall]:
-        """The further calls of attention where sequences share rows (cf_attention_call); without any, cu_seqlens say
-        all."""
+        """Returns the further calls of attention if sequences share rows (cf_attention_call). Without any, cu_seqlens
+        is all that attention needs."""
         return [AttentionCall(ffi.addressof(self.c.calls, i), self) for i in range(self.c.n_calls)]
 
 
@@ -560,7 +566,7 @@ class AttentionCall(_Object):
 
 
 class Timeline(_Object):
-    """cf_timeline: when each action of a schedule runs, and what is held meanwhile."""
+    """cf_timeline: when each action of a schedule runs, and what each stage holds meanwhile."""
 
     _struct = "cf_timeline"
     n_actions: int
@@ -607,8 +613,8 @@ class Steps(_Object):
 
 
 class Schedule(_Object):
-    """cf_schedule: the order in which each stage runs its passes. `plan` is what it was made of. The members of its
-    shape are among its own; `limits` has those of cf_limits."""
+    """cf_schedule: the order in which each stage runs its passes. `plan` is the plan from which it was made. Members of
+    its shape are members of this object, too; `limits` has those of cf_limits."""
 
     _struct = "cf_schedule"
     kind: str
@@ -629,7 +635,7 @@ class Schedule(_Object):
         super().__init__(c)
         self.plan = plan
         self.report = report
-        """What the search tried, and the makespan (cf_search_report); None where schedule did not make it."""
+        """What the search tried, and the makespan (cf_search_report); None if `schedule` did not make this object."""
 
     def stage(self, stage: int) -> np.ndarray:
         """The actions of one stage, in order: records with "pass" (see PASSES), "chunk", "stage" and "keep"."""
@@ -642,13 +648,13 @@ class Schedule(_Object):
         return Timeline(_make("timeline", lib.cf_simulate, self.plan.c, self.c, desc))
 
     def lower(self, **options: Unpack[LowerOptions]) -> Schedule:
-        """cf_schedule_lower: the same with its transfers; the options are the members of cf_lower_desc."""
+        """cf_schedule_lower: the same schedule with its transfers. The options are the members of cf_lower_desc."""
         desc, _given = _describe("cf_lower_desc", options, self._size)
         return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc), self.plan,
                         self.report)
 
     def steps(self, stage: int = 0, seed: int = 0) -> Steps:
-        """cf_steps_make: what a trainer walks through on a stage, with slots, states, seeds and flags."""
+        """cf_steps_make: the steps of a trainer on a stage, with slots, states, seeds and flags."""
         return Steps(_make("steps", lib.cf_steps_make, self.plan.c, self.c, _whole(stage, "stage"),
                            _whole(seed, "seed", 0, 2**64 - 1), ffi.NULL))
 
@@ -657,7 +663,8 @@ class Schedule(_Object):
         return _capacity(self.plan.c, self.steps(stage).c, so_far)
 
     def validate(self, **options: Unpack[ValidateOptions]) -> None:
-        """cf_schedule_validate: raises Error unless it is sound; the options are the members of cf_validate_desc."""
+        """cf_schedule_validate: raises Error unless the schedule is sound. The options are the members of
+        cf_validate_desc."""
         desc, _given = _describe("cf_validate_desc", options, self._size)
         _call(lib.cf_schedule_validate, self.plan.c, self.c, desc, ffi.NULL)
 
@@ -674,8 +681,8 @@ def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[s
 
 
 class Plan(_Object):
-    """cf_plan: a packed batch. `chunks`, `slices` and `chains` are arrays of records: plan.chunks["tokens"]. Where
-    sequences share rows there are also `order`, `common` and `lengths`; else they are None."""
+    """cf_plan: a packed batch. `chunks`, `slices` and `chains` are arrays of records: plan.chunks["tokens"]. If
+    sequences share rows there are also `order`, `common` and `lengths`; otherwise they are None."""
 
     _struct = "cf_plan"
     chunk_size: int
@@ -702,13 +709,13 @@ class Plan(_Object):
     _packed = None
 
     def __reduce__(self) -> Any:
-        """Pickles what pack was given: the same arguments make the same plan wherever they arrive."""
+        """Pickles the arguments of pack: on any machine, the same arguments make the same plan."""
         if self._packed is None:
             raise TypeError("only a plan that pack made can be pickled")
         return _pack_again, self._packed
 
     def sequences_of(self, slice: int) -> np.ndarray:
-        """The sequences that run through a slice: those that a loss of its rows belongs to."""
+        """Returns the sequences that run through a slice. A loss of the slice's rows belongs to these sequences."""
         slice = _at(slice, self.n_slices, "slice")
         if self.order is None:
             return self.slices["sequence"][slice:slice + 1]
@@ -716,12 +723,12 @@ class Plan(_Object):
         return self.order[first:first + self.slices["n"][slice]]
 
     def chain_above(self, chain: int) -> int:
-        """The chain of a tree that a chain goes on from; -1: none."""
+        """Returns the chain of a tree that this chain continues; -1: none."""
         up = int(self.chunks["up"][self.chains["first_chunk"][_at(chain, self.n_chains, "chain")]])
         return int(self.chunks["chain"][up]) if up >= 0 else -1
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
-        """The chunk, and the row in it, that has a token of a sequence."""
+        """Returns the chunk that has a token of a sequence, and the row in it."""
         sequence, position = _at(sequence, self.n_sequences, "sequence"), _whole(position, "position")
         slices = self.slices
         has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
@@ -739,7 +746,7 @@ class Plan(_Object):
         return chunk, int(slices["offset"][found[0]]) + position - int(slices["begin"][found[0]])
 
     def kv_sources_of(self, chunk: int) -> np.ndarray:
-        """cf_kv_sources: where the rows lie that come before this chunk of a cp group; of another chunk nothing."""
+        """cf_kv_sources: where the rows before this chunk of a cp group are. Empty for a chunk outside cp groups."""
         chunk = _at(chunk, self.n_chunks, "chunk")
         pieces = ffi.new("cf_kv_source[]", lib.cf_kv_sources(self.c, chunk, ffi.NULL))
         lib.cf_kv_sources(self.c, chunk, pieces)
@@ -755,8 +762,8 @@ class Plan(_Object):
     def metadata(self, chunk: int, capacity: Mapping[str, int] | None = None, ignored: Sequence[Any] | None = None,
                  weights: Any = None, shifted: bool = False, shared_mean: bool = False, wants_loss_rows: bool = False,
                  wants_key_ends: bool = False) -> Metadata:
-        """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
-        cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
+        """cf_metadata_fill: what a chunk's kernels and its loss need. The options are the members of cf_metadata_desc;
+        `ignored` has a mask for each sequence (or None in its place)."""
         flags = {"shifted": shifted, "shared_mean": shared_mean, "wants_loss_rows": wants_loss_rows,
                  "wants_key_ends": wants_key_ends}
         chunk = _whole(chunk, "chunk")
@@ -776,7 +783,7 @@ class Plan(_Object):
         return Metadata(out, memory)
 
     def capacity(self, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
-        """cf_steps_capacity without steps: rows, prefix and n_seqs that metadata of any chunk needs."""
+        """cf_steps_capacity without steps: the rows, prefix and n_seqs that metadata of every chunk fits into."""
         return _capacity(self.c, ffi.NULL, so_far)
 
     def stats(self) -> dict[str, float]:
@@ -794,17 +801,18 @@ class Plan(_Object):
         return Schedule(made, self, {name: getattr(report, name) for name in _fields(report._struct)})
 
     def lockstep_plan(self, cost: PassCost | None = None) -> Plan:
-        """cf_lockstep_plan: a plan of one rank whose schedule is that of all ranks in step; see lockstep_schedule."""
+        """cf_lockstep_plan: a plan of one rank, whose schedule all ranks run in step (see lockstep_schedule)."""
         given, _given = _describe("cf_pass_cost", {} if cost is None else cost, int, "cost")
         return Plan(_make("plan", lib.cf_lockstep_plan, self.c, given, ffi.NULL))
 
     def lockstep_schedule(self, columns: Schedule, rank: int) -> Schedule:
-        """cf_lockstep_schedule: a rank's schedule from one of this plan's columns, which must be lowered by then."""
+        """cf_lockstep_schedule: a rank's schedule, made from a schedule of this plan's columns. That one must already
+        be lowered."""
         return Schedule(_make("schedule", lib.cf_lockstep_schedule, self.c,
                               _pointer(columns, Schedule, "columns"), _whole(rank, "rank"), ffi.NULL), self)
 
     def lockstep_validate(self, schedules: Sequence[Schedule]) -> None:
-        """cf_lockstep_validate: raises Error unless these, one for each rank, are sound and in step."""
+        """cf_lockstep_validate: raises Error unless these schedules, one for each rank, are sound and in step."""
         schedules = _each(schedules, "schedules", f"a schedule for each of {self.n_ranks} ranks")
         if len(schedules) != self.n_ranks:
             _refuse("schedules", self.n_ranks, len(schedules), "has not one for each rank")
@@ -840,9 +848,9 @@ def _pairs(shared_prefixes: Any, n: int) -> np.ndarray:
 
 
 def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
-    """cf_shared_prefixes_find: for each of these arrays of token ids another one, and how many tokens it begins with
-    like that one, as pack's `shared_prefixes`. Equal tokens that come with other images are not the same: give them
-    other ids."""
+    """cf_shared_prefixes_find: for each of these arrays of token ids, finds another array that begins alike, and the
+    number of equal tokens. The result is pack's `shared_prefixes`. Equal tokens with different images are not the same:
+    give them different ids."""
     arrays = [_integers(tokens, f"sequences[{i}]")
               for i, tokens in enumerate(_each(sequences, "sequences", "the token ids of each sequence"))]
     lengths = np.array([array.size for array in arrays], np.int64)
@@ -856,9 +864,9 @@ def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
 @_renamed
 def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shared_prefixes: Any = None,
          **options: Unpack[PackOptions]) -> Plan:
-    """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
-    members of cf_pack_desc; shared_prefixes has for each sequence the number of another one and how many tokens it
-    shares with that one: what several begin with is computed once."""
+    """cf_pack: packs sequences with these lengths, in tokens, into chunks of at most chunk_size tokens. The other
+    options are the members of cf_pack_desc. shared_prefixes has for each sequence the number of another one, and how
+    many first tokens both share; shared tokens are computed once."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
     if shared_prefixes is not None:
@@ -876,7 +884,7 @@ def _pack_again(lengths: Any, chunk_size: int, shared_prefixes: Any, options: An
 
 def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
                  prompts: Sequence[int] | np.ndarray | None = None, shifted: bool = False) -> np.ndarray:
-    """cf_loss_weights: of each sequence the weight of its targets, for Plan.metadata; over the lengths of all ranks."""
+    """cf_loss_weights: the weight of the targets of each sequence, for Plan.metadata. Give the lengths of all ranks."""
     numbers = _integers(lengths, "lengths")
     given, desc = _Given(), ffi.new("cf_loss_weights_desc *")
     desc.mean, desc.shifted = _number_of("cf_mean", mean, "mean"), _flag(shifted, "shifted")
@@ -893,7 +901,7 @@ def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", igno
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The options by name, for editors and type checkers; tests hold them to the declarations
+# The options by name, for editors and type checkers; tests compare them with the declarations
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -991,7 +999,7 @@ class SimulateOptions(TypedDict, total=False):
 
 
 class ValidateOptions(TypedDict, total=False):
-    """cf_validate_desc, less what only cf_lockstep_validate reads"""
+    """cf_validate_desc, without what only cf_lockstep_validate reads"""
     limits: Limits
 
 

@@ -1,14 +1,15 @@
-"""Models of Transformers, chunk by chunk: K and V are carried from chunk to chunk, and nothing of the model changes.
+"""Runs models of Transformers chunk by chunk: K and V are carried from chunk to chunk, and the model is not changed.
 
     model = transformers.AutoModelForCausalLM.from_pretrained(...)
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=4096, k=1)
 
-Causal runs models that take their attention from ALL_ATTENTION_FUNCTIONS and keep what later tokens need of it in a
-DynamicCache: K and V or latents, with windows, blocks, soft caps and sinks; and recurrent layers (delta rule, Mamba,
-convolutions) that go on from the states of a cache. tests/torch has the list. A model may be wrapped in peft's
-PeftModel, in DistributedDataParallel, or sharded by fully_shard. What it cannot carry is refused with Unsupported,
-whose text names the model's type and the reason: an attention or a state that is the model's own, frequencies that
-depend on the longest position of a call (see pin_rope), losses and capacities of a whole call, checkpointing.
+Causal runs models that call attention through ALL_ATTENTION_FUNCTIONS and keep what later tokens need in a
+DynamicCache. That is K and V or latents, with windows, blocks, soft caps and sinks. It also runs recurrent layers
+(delta rule, Mamba, convolutions) that continue from the states of a cache. tests/torch has the list of models. A model
+may be wrapped in peft's PeftModel or in DistributedDataParallel, or sharded by fully_shard. Other models are refused
+with Unsupported, whose text names the model's type and the reason. Reasons are attention or state of the model's own,
+frequencies that depend on the longest position of a call (see pin_rope), losses and capacities over a whole call, and
+checkpointing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ __all__ = ["Causal", "Unsupported", "attend", "pin_rope"]
 
 
 class Unsupported(NotImplementedError):
-    """A model that cannot be trained chunk by chunk, or not as it is set up: why, and its type where that is known."""
+    """A model that cannot be trained chunk by chunk, or not as it is set up. Has the reason, and the model's type if it
+    is known."""
 
     def __init__(self, why: str, kind: str = ""):
         super().__init__(why)
@@ -44,11 +46,11 @@ class Unsupported(NotImplementedError):
         return f"{self.kind or 'this model'} cannot be trained chunk by chunk: {self.why}"
 
 
-_Place = tuple[str, int]  # of a state in a recurrent layer: a kind, and which one
+_Place = tuple[str, int]  # the place of a state in a recurrent layer: its kind, and its number
 
 
 class _Pass:
-    """What layers are told of the pass that runs: not every model hands its arguments on."""
+    """The pass that runs, for the model's layers: not every model hands its arguments on to them."""
 
     def __init__(self, inputs: Inputs, before: Iterable[Tensor], tempered: list[nn.Module]):
         self.inputs = inputs
@@ -57,26 +59,28 @@ class _Pass:
         self.cp_group = inputs.cp_group
         self.positions, self.tempered, self.before = inputs.positions, tempered, iter(before)
         self.calls = self.windows = self.blocks = self.recurrent = 0
-        self.dtype: torch.dtype | None = None  # of attention, which under autocast is not the logits'
-        self.keep: dict[int, int] = {}  # how many rows a layer with a window sees before its own
-        self.after: list[Tensor] = []  # states to be handed on, as before has those in front of the chunk
+        # the type in which attention computes; under autocast it is not that of the logits
+        self.dtype: torch.dtype | None = None
+        self.keep: dict[int, int] = {}  # number of rows that a layer with a window sees before its own
+        self.after: list[Tensor] = []  # states to hand on, in the same order as the states before the chunk in `before`
         self.states: _States | None = None  # of the recurrent layer's piece that runs
 
     @functools.cached_property
     def forks(self) -> list[int]:
-        """Numbers of rows behind which states are handed on; in a chain it is the first sequence's."""
+        """Returns the numbers of rows after which states are handed on. In a chain, that is the end of the first
+        sequence."""
         return [int(self.rows[0][1])] if self.inputs.forks is None else self.inputs.forks
 
     @functools.cached_property
     def pieces(self) -> list[tuple[int, int, int]]:
-        """Cuts the rows into pieces (begin, end, source). A piece goes on from the state behind `source` rows of the
-        chunk or, where that is negative, of the prefix; at 0 it begins its sequence. It ends where sequences part."""
+        """Cuts the rows into pieces (begin, end, source). A piece continues from the state after `source` rows of the
+        chunk or, if negative, of the prefix; at 0 it begins its sequence. A piece ends where sequences diverge."""
         starts, positions = {0, *self.rows[0].tolist()}, self.positions.tolist()
         ends = [0] * len(positions) if self.inputs.key_ends is None \
             else self.inputs.key_ends[-len(positions):].tolist()  # rows below a row end there
         sources, at = {}, {}
         for row, position in enumerate(positions):
-            above = at.get(position - 1, -1)  # later rows of this position are below other rows
+            above = at.get(position - 1, -1)  # later rows of this position continue other rows
             if row in starts:
                 sources[row] = above + 1 if above >= 0 and ends[above] > row else -position
             at[position] = row
@@ -84,14 +88,14 @@ class _Pass:
         return [(begin, end, sources.get(begin, begin)) for begin, end in zip(cuts, cuts[1:])]
 
     def states_before(self, places: list[_Place]) -> dict[int, dict[_Place, Tensor]]:
-        """Takes a layer's states before the chunk, by minus the number of rows that they lie behind."""
+        """Takes a layer's states before the chunk, by the number of rows after which they are, negated."""
         own = list(itertools.islice(self.before, len(places)))
         if self.inputs.joins is None:
             return {self.pieces[0][2]: dict(zip(places, own))}
         return {-n: {place: x[i] for place, x in zip(places, own)} for i, n in enumerate(self.inputs.joins)}
 
     def hand_on(self, states: dict[int, dict[_Place, Tensor]], places: list[_Place]) -> None:
-        """Takes a layer's borders from its states behind so many rows of the chunk."""
+        """Hands on a layer's borders, from its states after these numbers of rows of the chunk."""
         for place in places if self.forks else ():
             found = [states[n][place] for n in self.forks]
             self.after.append(found[0] if self.inputs.forks is None else torch.stack(found))
@@ -153,24 +157,26 @@ def _rows_behind(rows: tuple[Tensor, Tensor, int, int], n: int) -> tuple[Tensor,
 
 
 def _block_of(module: nn.Module) -> int | None:
-    """Of chunked attention: rows see those of their own block alone, which only a mask says to a layer."""
+    """Returns the block of chunked attention, whose rows see only the rows of their own block. A layer learns of it
+    only by a mask."""
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None) or ()
     return config.attention_chunk_size if layer is not None and kinds[layer:][:1] == ["chunked_attention"] else None
 
 
 def _tempered(module: nn.Module, query: Tensor, positions: Tensor) -> Tensor:
-    """A scale that grows with the position. The layer itself would count positions from the length of its cache on."""
+    """Returns a scale that grows with the position. The layer itself would count positions from the length of its
+    cache."""
     steps = torch.floor((positions.to(torch.float32) + 1.0) / module.floor_scale)
     return (query * (torch.log1p(steps) * module.attn_scale + 1.0)[:, None]).to(query.dtype)
 
 
 class _States:
-    """What a recurrent layer is given for its cache. Its convolution and its kernel go on from the states that are
-    here, and put here what comes of it. The layer itself sees none: a row alone it would decode, without gradients."""
+    """The cache of a recurrent layer. Convolution and kernel continue from the states here, and put their new states
+    here. The layer itself sees no states; otherwise it would decode a single row, without gradients."""
 
     def __init__(self, before: dict[_Place, Tensor], cp_group: CPGroup | None = None):
-        """cp_group: the ranks that have a part of the piece's sequence each. The states are those before all parts."""
+        """cp_group: the ranks that each have a part of the piece's sequence. The states are those before all parts."""
         self.now = {place: x.clone() for place, x in before.items()}  # a clone, for some layers write into it
         self.cp_group, self.scanned = cp_group, False
 
@@ -216,8 +222,8 @@ class _States:
 
 
 class _Kernel:
-    """A function that a recurrent layer calls with a state to begin from. While passes run, this object is in its
-    place, and takes that state from the piece that runs in this thread; outside them nothing differs."""
+    """Replaces a function that a recurrent layer calls with an initial state. While passes run, it takes that state
+    from the piece that runs in this thread. Otherwise it calls the function unchanged."""
 
     known: dict[tuple[str, str], _Kernel] = {}
     lock = threading.Lock()
@@ -232,7 +238,7 @@ class _Kernel:
 
     @classmethod
     def all_of(cls, code: Any, names: dict[str, Any]) -> list[_Kernel]:
-        """Returns those that a layer's forward calls, of the names in its file."""
+        """Returns those of the names in its file that a layer's forward calls."""
         found = []
         with cls.lock:
             for name in code.co_names:
@@ -244,16 +250,16 @@ class _Kernel:
         return found
 
     def run(self, rows: Iterable[Tensor], options: dict[str, Any], **changed: Any) -> Any:
-        """Runs the function on other values of some arguments. Those without names stay so: kernels that are installed
-        beside PyTorch have other names for them."""
+        """Runs the function with other values for some arguments. Arguments without names stay so, because kernels that
+        are installed beside PyTorch have other names for them."""
         rows = [changed.pop(name, x) for name, x in zip(self.takes, rows)]
         return self.function(*rows, **{**options, **changed})
 
     def effect_of(self, rows: tuple[Tensor, ...], options: dict[str, Any]
                   ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
-        """Returns what a part's rows do to any state before them, the state that they make of zeros, and how the first
-        is applied. One run finds both: its values have more columns, which are 0, and whose states are the identity. A
-        delta rule mixes the rows of each column alike. Mamba-2 decays the numbers of all columns alike, so one is
+        """Returns the effect of a part's rows on any state before them, the state that they make from zeros, and how to
+        apply the effect. One run finds both: values get more columns, which are 0 and whose initial states are the
+        identity. A delta rule mixes the rows of every column alike. Mamba-2 decays all columns alike, so one column is
         enough."""
         given = {**dict(zip(self.takes, rows)), **options}
         values, key = given.get("value", given.get("hidden_states")), given.get("key", given.get("B"))
@@ -272,14 +278,15 @@ class _Kernel:
         return effect, state, torch.matmul if is_delta else torch.mul
 
     def change(self, n_passes: int) -> None:
-        """Takes the function's place for the first pass, and gives it back after the last."""
+        """Replaces the function before the first pass, and restores it after the last."""
         with self.lock:
             self.n_passes += n_passes
             self.names[self.name] = self if self.n_passes else self.function
 
 
 class _Recurrent:
-    """The forward of a recurrent layer, piece by piece: each goes on from where the rows before it have ended."""
+    """The forward of a recurrent layer, piece by piece. Each piece continues from the state after the rows before
+    it."""
 
     def __init__(self, module: nn.Module):
         self.module, self.places = module, []
@@ -327,12 +334,12 @@ class _Recurrent:
 
 _ROWS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
 _RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
-_FIRST, _MOST = 11, 1 << 20  # tokens of the probe's first sequence; weights whose gradients it compares
+_FIRST, _MOST = 11, 1 << 20  # tokens of the probe's first sequence; maximum weights whose gradients are compared
 _ROPES_OF_THE_CALL = ("dynamic", "longrope")
 
 
 def _ropes(model: nn.Module) -> Iterator[tuple[nn.Module, str | None, str]]:
-    """The modules of rotary embedding whose frequencies depend on the call, layer type by layer type."""
+    """Returns the modules of rotary embedding whose frequencies depend on the call, with their layer types."""
     for module in model.modules():
         types = getattr(module, "rope_type", None)
         for layer, kind in (types.items() if isinstance(types, dict) else [(None, types)]):
@@ -341,8 +348,8 @@ def _ropes(model: nn.Module) -> Iterator[tuple[nn.Module, str | None, str]]:
 
 
 def pin_rope(model: nn.Module, length: int) -> None:
-    """Fixes what dynamic and longrope frequencies depend on, the longest position of a call, at that of a sequence of
-    `length` tokens: from now on the model is another one than it was for shorter or longer sequences, whole or not."""
+    """Fixes the frequencies of dynamic and longrope, which depend on the longest position of a call, at those for a
+    sequence of `length` tokens. This changes the model for shorter or longer sequences, whole or in chunks."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: wanted a torch.nn.Module, got {model!r:.99}")
     length = chunkflow._whole(length, "length", 1)
@@ -357,7 +364,7 @@ def pin_rope(model: nn.Module, length: int) -> None:
 
 
 def _takes(model: nn.Module) -> set[str]:
-    """Returns the names of what forward takes; where it hands on **others, also of what the class below it takes."""
+    """Returns the names of the arguments of forward. If it hands on **others, includes those of the class below it."""
     names: set[str] = set()
     for forward in (model.forward, *(c.forward for c in type(model).__mro__ if "forward" in vars(c))):
         parameters = inspect.signature(forward).parameters
@@ -369,7 +376,7 @@ def _takes(model: nn.Module) -> set[str]:
 
 @contextlib.contextmanager
 def _embedding(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Yields a list of what the input embeddings give inside, with gradients that end there."""
+    """Inside, collects the results of the input embeddings in the list that it yields; their gradients end there."""
     found: list[Tensor] = []
     if not torch.is_grad_enabled():
         yield found
@@ -386,7 +393,7 @@ def _embedding(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _apart(got: list[Tensor | None], wanted: list[Tensor | None]) -> float:
-    """Returns the relative distance of two lists of gradients, in which None is zero."""
+    """Returns the relative distance of two lists of gradients, in which None means zero."""
     off = total = 0.0
     for a, b in zip(got, wanted):
         a, b = (None if x is None else x.detach().double() for x in (a, b))
@@ -407,10 +414,10 @@ class Causal:
     """One pass of a causal language model, for chunkflow.torch."""
 
     def __init__(self, model: nn.Module, check: bool = True, own_loss: bool = True):
-        """check: compares two small chunks with the model as it is, which finds what the other checks do not: logits,
-        the loss and its gradients. own_loss: that loss is the model's own (model(labels=...).loss), and must be the
-        cross entropy; False is for a Step with a loss of yours. Under FSDP2 every rank makes one of these at the same
-        time."""
+        """check: compares two small chunks with the unchanged model: logits, the loss and its gradients. This finds
+        what the other checks miss. own_loss: the loss is the model's own (model(labels=...).loss), and must be the
+        cross entropy; False is for a Step with a loss of yours. Under FSDP2, every rank makes one of these objects at
+        the same time."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: wanted a model of Transformers, got {model!r:.99}")
         if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel"):
@@ -427,7 +434,7 @@ class Causal:
         self.takes = _takes(getattr(self.model, "_orig_mod", self.model))  # of what torch.compile has wrapped
         found = [m.config for m in self.model.modules() if isinstance(m, transformers.PreTrainedModel)]
         self.configs = list({id(c): c for c in [*found, self.config]}.values())
-        self.layers: list[int] = []  # those that the cache has rows of, those with short windows last
+        self.layers: list[int] = []  # layers whose rows the cache keeps, those with short windows last
         self.recurrent = [_Recurrent(m) for m in self.model.modules() if _Recurrent.is_one(m)]
         self.tempered = [m for m in self.model.modules()
                          if getattr(m, "attn_temperature_tuning", None) and not getattr(m, "use_rope", True)]
@@ -445,7 +452,7 @@ class Causal:
         raise Unsupported(why, self.kind)
 
     def _kinds(self) -> list[str]:
-        """Of its layers, those that have attention or a state."""
+        """Returns the types of the layers that have attention or a state."""
         return [x for x in getattr(self.config, "layer_types", None) or () if x not in ("mlp", "moe")]
 
     def _check_set_up(self) -> None:
@@ -485,7 +492,8 @@ class Causal:
 
     @contextlib.contextmanager
     def _attending(self, inputs: Inputs) -> Iterator[_Pass]:
-        """The model attends by chunkflow inside, and as before outside: evaluation and generation see no difference."""
+        """Inside, the model computes attention with chunkflow; outside as before, so evaluation and generation do not
+        change."""
         before = [c._attn_implementation for c in self.configs]
         about = _Pass(inputs, inputs.prefix[2 * len(self.layers):], self.tempered)
         _running.passes.append(about)
@@ -515,7 +523,7 @@ class Causal:
             with self._attending(inputs) as about:
                 output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=True,
                               **more)
-        except Unsupported as refused:  # by attention, which does not know of which model it is
+        except Unsupported as refused:  # raised by attention, which does not know the model
             self.refuse(refused.why)
         self.attends_in = about.dtype
         self._check_pass(about, cache, before, len(inputs.tokens))
@@ -523,9 +531,9 @@ class Causal:
         return (output.logits[0] if inputs.keep else None), own + [Border(x) for x in about.after]
 
     def _handed_on(self, about: _Pass, cache: Any, before: dict[int, int], inputs: Inputs) -> list[Tensor | Border]:
-        """Rows of this chunk, layer by layer. Where a window is shorter than chunks, no more than it sees is kept of
-        the first sequence; in trees sequences part anywhere, and a cp group's ranks hold turns of it, so all rows
-        are."""
+        """Returns this chunk's rows, layer by layer. If a window is shorter than a chunk, keeps only the rows of the
+        first sequence that later chunks see. In trees and cp groups keeps all rows: in trees sequences diverge at any
+        row, and the ranks of a cp group take turns."""
         filled = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
         short = [i for i in filled if not (about.tree or about.cp_group)
                  and about.keep.get(i, inputs.chunk_size) < inputs.chunk_size]
@@ -539,7 +547,7 @@ class Causal:
         return own
 
     def _check_pass(self, about: _Pass, cache: Any, before: dict[int, int], n_rows: int) -> None:
-        """Attention that is the model's own, and state that is not K and V, show in every pass."""
+        """Refuses attention of the model's own, and state other than K and V; both show in every pass."""
         kinds = self._kinds()
         wanted = len(kinds) or self.config.num_hidden_layers
         if about.calls + about.recurrent < wanted:
@@ -557,10 +565,10 @@ class Causal:
                         "past_key_values, position_ids and use_cache on")
 
     def _check_probe(self) -> None:
-        """Compares a sequence in two chunks, the second of which has another sequence behind it, with the model on
-        each alone: logits, loss, and the loss's gradients at the input embeddings and the smallest weights. This sees
-        positions that are ignored, biases, shifts and convolutions over rows, and losses of the model's own. Random
-        numbers and gradients of the parameters stay as they are."""
+        """Compares chunks with the model on whole sequences. One sequence is in two chunks, the second of which also
+        has another sequence. Logits, loss, and its gradients at the input embeddings and the smallest weights must
+        agree. This finds positions that are ignored, biases, shifts and convolutions over rows, and losses of the
+        model's own. Random numbers and gradients of the parameters stay as they are."""
         modes = [m for m in self.outer.modules() if m.training]
         device = next(self.model.parameters()).device
         tokens = torch.arange(3, 17, device=device) * 7 % min(self.config.vocab_size, 100)
@@ -579,7 +587,7 @@ class Causal:
 
     def _judge(self, got: tuple[Tensor, Tensor, list[Any]], wanted: tuple[Tensor, Tensor, list[Any]],
                tokens: Tensor) -> None:
-        """Refuses a model whose chunks differ from the whole: in logits, in the loss, or in gradients."""
+        """Refuses a model whose chunks differ from whole sequences in logits, in the loss, or in gradients."""
         half = {wanted[0].dtype, self.attends_in} & {torch.float16, torch.bfloat16}
         off = float((got[0] - wanted[0]).double().norm() / wanted[0].double().norm().clamp(min=1e-30))
         if not off <= (0.1 if half else 1e-3):
@@ -611,7 +619,7 @@ class Causal:
         return made.detach(), loss.detach(), self._gradients(loss, rows)
 
     def _check_head(self, tokens: Tensor) -> None:
-        """Refuses a model whose logits are not of the next token."""
+        """Refuses a model whose logits do not predict the next token."""
         with torch.no_grad(), self._naming("a first call of it with input_ids alone"):
             made = getattr(self.outer(input_ids=tokens[None], use_cache=False), "logits", None)
         if made is None or made.shape[:2] != tokens[None].shape or made.shape[-1] <= int(tokens.max()):
@@ -621,7 +629,7 @@ class Causal:
                         "AutoModelForCausalLM makes one that has")
 
     def _gradients(self, loss: Tensor, rows: list[Tensor]) -> list[Any]:
-        """Returns those of the input embeddings, rows joined, and of the smallest trained weights."""
+        """Returns gradients of the input embeddings, rows joined, and of the smallest trained weights."""
         if not torch.is_grad_enabled() or not loss.requires_grad:
             return []
         small, n = [], 0
@@ -634,7 +642,7 @@ class Causal:
 
     @contextlib.contextmanager
     def _naming(self, what: str) -> Iterator[None]:
-        """Refuses a model that raises inside; what: how that is called."""
+        """Refuses a model that raises an error inside. what: the name of what runs, for the message."""
         try:
             yield
         except Unsupported:
@@ -644,8 +652,8 @@ class Causal:
             self.refuse(f"{what} ends in {type(error).__name__}: {error}")
 
     def _chunks(self, tokens: Tensor, rows: list[Tensor]) -> tuple[Tensor, Tensor, list[Any]]:
-        """Runs the same in two chunks. States that are ignored show in gradients, where their part in the logits may
-        be small."""
+        """Runs the same sequences in two chunks. A state that is ignored shows in gradients, even if its share in the
+        logits is small."""
         got, prefix = [], []
         for begin, end, cu_q, cu_k in ((0, 7, [0, 7], [0, 7]), (7, 14, [0, 4, 7], [0, 11, 14])):
             cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32, device=tokens.device) for cu in (cu_q, cu_k))

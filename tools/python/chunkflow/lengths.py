@@ -1,18 +1,19 @@
-"""What a data set is in tokens: python3 -m chunkflow.lengths --tokenizer FOLDER FILE... >lengths.txt
+"""Counts the tokens of a data set: python3 -m chunkflow.lengths --tokenizer FOLDER FILE... >lengths.txt
 
 Files are JSON Lines (.jsonl, also .gz, or - for standard input) or Parquet. The output is the list that the command
-`chunkflow` reads: a line for each document, its tokens and, as a comment, its file and line (of Parquet: row, from 1).
+`chunkflow` reads. Each line has the tokens of a document and, as a comment, its file and line (in Parquet its row, from
+1).
 
-What is counted is the first of these that a document has, or the fields that --fields names, joined:
+A document is counted by the first of these that it has, or by the fields that --fields names, joined:
 
     input_ids               token ids, as many as there are
     messages                a conversation, as the tokenizer's chat template writes it; with the document's tools
     prompt, completion      texts or messages, one after the other
     text                    a text, with the special tokens that the tokenizer adds
 
-So the fields' values say what they are: numbers, messages (objects) or text. The tokenizer is a folder of
-Transformers', such as a model's; token ids need none. A bad document is refused by its line, and nothing is
-printed then.
+The type of a field's value says what it is: numbers, messages (objects) or text. The tokenizer is a folder of
+Transformers', such as a model's; token ids need none. A bad document is refused, with its line, and nothing is printed
+then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BATCH = 256  # documents that are tokenized at once
 
 
 class Refused(Exception):
-    """What is wrong with a file or a document; its text begins with the place."""
+    """An error in a file or a document; its text begins with the place."""
 
 
 def json_lines(path: str) -> Iterator[tuple[str, Any]]:
@@ -51,7 +52,7 @@ def json_lines(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def parquet_rows(path: str, used: set[str]) -> Iterator[tuple[str, Any]]:
-    """Reads no other columns than those that are used."""
+    """Reads only the columns that are used."""
     try:
         import pyarrow.parquet
     except ImportError:
@@ -82,7 +83,7 @@ def documents(paths: list[str], fields: tuple[str, ...] | None) -> Iterator[tupl
 
 
 def value_of(place: str, document: Any, fields: tuple[str, ...] | None) -> str | list[Any]:
-    """What of a document is counted: its text, its messages or its token ids."""
+    """Returns what is counted of a document: its text, its messages or its token ids."""
     if not isinstance(document, dict):
         raise Refused(f"{place}: wanted an object with fields, got {type(document).__name__}")
     found = fields or next((f for f in FIELDS if all(document.get(name) is not None for name in f)), None)
@@ -112,7 +113,8 @@ class Counter:
             import transformers
         except ImportError:
             raise Refused("--tokenizer needs Transformers (pip install transformers jinja2)") from None
-        transformers.logging.set_verbosity_error()  # that a document is longer than the model's context is no news here
+        # transformers would warn of every document longer than the model's context
+        transformers.logging.set_verbosity_error()
         try:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # its files may hold anything
@@ -125,7 +127,7 @@ class Counter:
             raise Refused(f"--tokenizer {folder}: there is no vocabulary in it, such as tokenizer.json")
 
     def _has_vocabulary(self, folder: str) -> bool:
-        """Without the files that it is made of, Transformers makes a tokenizer that knows next to no text."""
+        """Without its files, Transformers would make a tokenizer that knows almost no text."""
         names = self.tokenizer.vocab_files_names.values()
         if os.path.isdir(folder) and names and not any(
                 name in names or fnmatch(name, "*.model") or fnmatch(name, "*.tiktoken") or name in VOCABULARIES
@@ -170,7 +172,7 @@ class Counter:
 
 def lengths_of(paths: list[str], tokenizer: str | None = None,
                fields: tuple[str, ...] | None = None) -> Iterator[tuple[int, str]]:
-    """The tokens of each document of these files, and where it stands."""
+    """Yields the number of tokens of each document in these files, and its place."""
     for name, given, kind, wanted in (("paths", paths, (list, tuple), "a list of names of files"),
                                       ("tokenizer", tokenizer, (str, os.PathLike, type(None)), "a folder"),
                                       ("fields", fields, (list, tuple, type(None)), "names of fields")):
@@ -198,7 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"chunkflow.lengths: {error}", file=sys.stderr)
         return 2
     try:
-        sys.stdout.reconfigure(errors="replace")  # of names of files, all that the output's encoding has
+        # writes characters of file names that the output's encoding lacks as "?"
+        sys.stdout.reconfigure(errors="replace")
         for line in lines:
             print("".join(c if c.isprintable() else "?" for c in line))
         sys.stdout.flush()

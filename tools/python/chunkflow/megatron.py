@@ -1,20 +1,22 @@
-"""Plans Megatron's micro-batches: which sequences each rank runs in which of them, and how many ranks share a sequence.
+"""Plans Megatron's micro-batches: which sequences each rank runs in each micro-batch, and how many ranks share a
+sequence.
 
     from megatron.core.datasets import data_schedule
     import chunkflow.megatron
 
     chunkflow.megatron.install(data_schedule)      # before the trainer begins
 
-puts a class in the place of DefaultDynamicCPScheduler, in the module, from where verl takes it, and in `scheduler_map`;
-where there is none, in that of DpBalancedScheduler, whose sequences are all on cp_size ranks. All else, the scheduler's
-name among it, stays as it is. Nothing of Megatron is imported here; the releases up to 0.19.2 have neither class.
+puts a class in the place of DefaultDynamicCPScheduler, in the module, where verl finds it, and in `scheduler_map`. If
+the module has no such class, it replaces DpBalancedScheduler, whose sequences are all on cp_size ranks. Everything else
+stays the same, also the scheduler's name. Nothing of Megatron is imported here. Releases up to 0.19.2 have neither
+class.
 
-Megatron runs whole sequences: a micro-batch of a rank holds at most max_seqlen_per_dp_cp_rank of its tokens, where each
-of g ranks has a g-th of a sequence that they share, cut by Megatron or verl (zigzag). A sequence gets as many ranks as
-its memory needs, or more where its cost would make a rank expensive (`max_cp` of chunkflow.pack says how many). Widest
-first, and of these the most expensive first, each goes to the ranks that cost least so far. Ranks that share are a
-block, and run what they share before all else, so none waits for another one; and no rank is without a sequence in any
-micro-batch. """
+Megatron runs whole sequences. A micro-batch has at most max_seqlen_per_dp_cp_rank tokens on a rank. If g ranks share a
+sequence, each counts a g-th of it, which Megatron or verl cuts (zigzag). A sequence gets as many ranks as its memory
+needs, or more if its cost would make a rank expensive (as `max_cp` of chunkflow.pack). Sequences on the most ranks are
+placed first, the most expensive first among these. Each goes to the ranks that cost least so far. Ranks that share a
+sequence are a block, and run it before all else, so none waits for another. Every rank has a sequence in every
+micro-batch."""
 
 from __future__ import annotations
 
@@ -30,14 +32,15 @@ Boxes = list[list[int]]  # the sequences of a rank, micro-batch by micro-batch
 
 
 class Planned:
-    """What is put before a scheduler's class of Megatron. Costs are those of a model of 7 billion parameters, in tokens
-    without attention, on GPUs that hide nine tenths of a transfer; a class made of this one may have others."""
+    """A mixin for a scheduler class of Megatron. Costs are those of a model of 7 billion parameters, in tokens without
+    attention, on GPUs that hide nine tenths of a transfer. A derived class may set other costs."""
 
     cost = {"per_token": 1.0, "per_pair": 2.64e-5}
     cp_row_seconds = 0.003
 
     def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
-        """Of pairs of a sample's number and length: for each micro-batch, for each rank, the numbers of its samples."""
+        """Takes pairs of a sample's number and length. Returns, for each micro-batch and each rank, the numbers of its
+        samples."""
         here: Any = self
         dynamic = getattr(here, "is_dynamic_cp", False)
         unit = getattr(here, "min_cp_size", 1) if dynamic else here.cp_size  # ranks that nothing tells apart
@@ -52,7 +55,7 @@ class Planned:
 
 
 def install(data_schedule: Any) -> type:
-    """Puts a class of Planned in the place of the module's scheduler, and returns it."""
+    """Replaces the module's scheduler by a class of Planned, and returns that class."""
     names = "DefaultDynamicCPScheduler", "DpBalancedScheduler"
     base = next((getattr(data_schedule, name) for name in names if hasattr(data_schedule, name)), None)
     if base is None or not hasattr(data_schedule, "scheduler_map"):
@@ -70,10 +73,11 @@ def install(data_schedule: Any) -> type:
 
 def microbatches(lengths: Sequence[int], n_ranks: int, capacity: int, *, spread: bool = True, cost: Any = None,
                  cp_row_seconds: float = 0.0, most_sequences: int = 0, multiple: int = 1) -> list[list[list[int]]]:
-    """For each micro-batch, for each rank, the numbers of its sequences.
+    """Returns, for each micro-batch and each rank, the numbers of its sequences.
 
-    capacity: tokens of a rank in a micro-batch; spread: whether ranks may share a sequence; cost, cp_row_seconds: as in
-    chunkflow.pack; most_sequences: in a micro-batch of a rank (0: any number); multiple: of micro-batches."""
+    capacity: maximum tokens of a rank in a micro-batch. spread: whether ranks may share a sequence. cost,
+    cp_row_seconds: as in chunkflow.pack. most_sequences: maximum in a micro-batch of a rank (0: any number). multiple:
+    the number of micro-batches is a multiple of this."""
     lengths = chunkflow._integers(lengths, "lengths").tolist()
     for name, n, least in (("n_ranks", n_ranks, 1), ("capacity", capacity, 1), ("most_sequences", most_sequences, 0),
                            ("multiple", multiple, 1)):
@@ -97,7 +101,7 @@ def microbatches(lengths: Sequence[int], n_ranks: int, capacity: int, *, spread:
 
 
 def _widths(n_ranks: int, spread: bool) -> list[int]:
-    """How many ranks may share a sequence: 1, 2, 4 ... of them, each half of the next one, and all."""
+    """Returns how many ranks may share a sequence: 1, 2, 4 ..., each half of the next one, and all ranks."""
     widths = [1]
     while spread and n_ranks % (2 * widths[-1]) == 0:
         widths.append(2 * widths[-1])
@@ -105,14 +109,14 @@ def _widths(n_ranks: int, spread: bool) -> list[int]:
 
 
 def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: Any, cp_row_seconds: float) -> list[int]:
-    """How many ranks each sequence gets: those that hold it, or as many as its cost asks for."""
+    """Returns how many ranks each sequence gets: as many as its memory needs, or more because of its cost."""
     wide, most = [], max(w for w in widths if w & (w - 1) == 0)
     for number, n in enumerate(lengths):
         if not 0 < n <= widths[-1] * capacity:
             raise ValueError(f"lengths[{number}]: wanted 1 to {widths[-1]} x {capacity} tokens, got {n} "
                              "(ranks that may share it x capacity)")
         wide.append(next(w for w in widths if n <= w * capacity))
-    if most > 1:  # how many rounds of slices they would be does not matter here
+    if most > 1:  # the number of rounds of slices does not matter here
         for chain in chunkflow.pack(lengths, capacity, n_ranks=widths[-1], max_cp=most, cost=cost,
                                     cp_row_seconds=cp_row_seconds).chains:
             wide[chain["sequence"]] = max(wide[chain["sequence"]], int(chain["cp"]))
@@ -120,7 +124,7 @@ def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: An
 
 
 def _place(costs: list[float], wide: list[int], widths: list[int], n_ranks: int) -> dict[tuple[int, int], list[int]]:
-    """The sequences of each block of ranks, by its width and place among those."""
+    """Returns the sequences of each block of ranks, by the block's width and its place among blocks of that width."""
     loads, placed = [0.0] * n_ranks, {}
     for w in reversed(widths):
         heap = [(loads[first], first // w) for first in range(0, n_ranks, w)]
@@ -140,8 +144,8 @@ def _pack(lengths: list[int], numbers: list[int], capacity: int, most_sequences:
 
 
 def _fill_up(ranks: list[list[Boxes]], lengths: Sequence[int], multiple: int) -> None:
-    """Gives all ranks the same number of boxes as far as their own sequences go: a rank with fewer parts one of its
-    boxes or, where each has but one sequence, takes the shortest of another rank's."""
+    """Gives all ranks the same number of boxes, as far as their own sequences allow. A rank with fewer boxes splits one
+    of its own. If each of its boxes has only one sequence, it takes the shortest sequence of another rank."""
     wanted = -(-max(sum(map(len, boxes)) for boxes in ranks) // multiple) * multiple
     for boxes in ranks:
         alone = boxes[0]
@@ -156,8 +160,8 @@ def _fill_up(ranks: list[list[Boxes]], lengths: Sequence[int], multiple: int) ->
 
 
 def _rows(boxes: dict[tuple[int, int], Any], widths: list[int], block: int, most_sequences: int) -> list[Boxes]:
-    """The micro-batches of a block of the last of these widths. Where a part of it has more than another one, all of
-    the block share what is too much."""
+    """Returns the micro-batches of a block of the last of these widths. If one part of the block has more than another,
+    the whole block shares the excess."""
     if len(widths) == 1:
         return [[box] for box in boxes[1, block]]
     width, n = widths[-1], widths[-1] // widths[-2]

@@ -1,32 +1,33 @@
-"""Trains a PyTorch module chunk by chunk: the gradients are those of the whole sequences, the memory that of K chunks.
+"""Trains a PyTorch module chunk by chunk, with the gradients of whole sequences and the memory of K chunks.
 
-What it needs of a module is a function of one pass:
+The module needs a function that runs one pass:
 
     def forward(inputs):                    # Inputs, below: the rows of one chunk
         logits, own = ...                   # own: K and V of these rows, layer by layer, in a list
         return logits, own
 
-`inputs.prefix` is such a list for the tokens of the same sequence that came before (empty at its start), and
-`attention` computes what a layer's rows see. Each tensor of `own` has its rows in the last dimension but one, and the
-order of the list is the same in every pass. What a recurrent layer hands on is no rows: its state behind them goes
-into `own` as a Border. chunkflow.huggingface has such a function for the models of Transformers.
+`inputs.prefix` is such a list for the earlier tokens of the same sequence (empty at its start). `attention` computes
+what a layer's rows see. Each tensor of `own` has its rows in the last dimension but one, and the order of the list is
+the same in every pass. A recurrent layer hands on a state and no rows: the state after the chunk's rows goes into `own`
+as a Border. chunkflow.huggingface has such a function for the models of Transformers.
 
     step = chunkflow.torch.Step(module, forward, chunk_size=4096, k=1)
     loss = step(sequences)                  # lists, NumPy arrays or tensors of token numbers
     optimizer.step(); optimizer.zero_grad()
 
-A chunk that K drops runs forward twice. Its first pass keeps what attention gave, and the second does not attend
-(`outputs`; see Batch).
+A chunk whose activations K drops runs forward twice. Its first pass keeps attention's outputs, and the second does not
+compute attention (`outputs`; see Batch).
 
-All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
-Under torch.distributed every rank gives the same whole batch, which is checked, and each trains its own chunks.
-Gradients and loss are then those of the batch on every rank. With max_cp=N an expensive sequence may be spread over up
-to N of them, which run in step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(...,
-min_shared_prefix=N) computes once what sequences have in common from N first tokens on, as answers to one prompt do: K
-and V of a chunk's prefix then come from several places, rows see each other by `inputs.key_ends`, and a row where
-sequences part has several targets. The module may be plain or in DistributedDataParallel (its gradients are summed once
-a step, without its hooks), or sharded by fully_shard (FSDP2), which is gathered once a step, its weights and gradients
-whole in between. Nothing here has run on a GPU yet."""
+One call trains the whole batch of an optimizer step, including all micro-batches of what is called gradient
+accumulation, because it is planned as a whole. Under torch.distributed every rank gives the same whole batch, which is
+checked, and trains its own chunks. Gradients and loss are then those of the batch on every rank. With max_cp=N, an
+expensive sequence may be spread over up to N ranks. They run in step, and exchange K and V, or states, in every layer
+(`inputs.cp_group`). Step(..., min_shared_prefix=N) computes the common first tokens of sequences once if they are at
+least N, as for answers to one prompt. K and V of a chunk's prefix then come from several places, `inputs.key_ends` says
+which rows see which keys, and a row where sequences diverge has several targets. The module may be plain or in
+DistributedDataParallel, whose gradients are summed once a step, without its hooks. A module sharded by fully_shard
+(FSDP2) is gathered once a step, and its weights and gradients are whole until the end of the step. Nothing here has run
+on a GPU yet."""
 
 from __future__ import annotations
 
@@ -64,16 +65,17 @@ Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
 
 @dataclass
 class Border:
-    """What a pass hands on that is no rows: a recurrent layer's state, or the tail that a convolution sees, behind the
-    last row of the chunk's first sequence. The next chunk finds the tensor itself in its prefix. Borders come last, and
-    a pass that no other one follows may leave them out. Where sequences share rows, `state` has a state for each of
-    Inputs.forks, and the prefix one for each of Inputs.joins, along the first dimension."""
+    """What a recurrent layer or convolution hands on instead of rows: its state, or the last rows that it sees, after
+    the last row of the chunk's first sequence. The next chunk finds the tensor itself in its prefix. Borders come last
+    in the list; a pass that no other pass continues may leave them out. If sequences share rows, `state` has one state
+    for each of Inputs.forks, and the prefix has one for each of Inputs.joins, along the first dimension."""
 
     state: Tensor
 
 
 class _Gather(torch.autograd.Function):
-    """The rows of all ranks, one rank's behind another's; backwards a rank gets what all of them found for its own."""
+    """Joins the rows of all ranks, in rank order. In backward, each rank gets the gradients that all ranks found for
+    its rows."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
@@ -91,7 +93,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """One entry to each rank, and one from each; backwards their gradients go the other way."""
+    """Sends one entry to each rank, and receives one from each. In backward, gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
@@ -106,14 +108,15 @@ class _Exchange(torch.autograd.Function):
 
 
 class CPGroup:
-    """The ranks that share the sequence of a pass. They run it at the same time, each with rows of its own."""
+    """The ranks that share the sequence of a pass. They run the pass at the same time, each with its own rows."""
 
     def __init__(self, plan: chunkflow.Plan, chunk: int, group: Any, device: Any):
         """group: the process group of these ranks."""
         chunks, n = plan.chunks, dist.get_world_size(group)
         part = int(chunks["rank"][chunk]) % n
         mates = chunk + (np.arange(n) - part) * plan.chunks_per_rank
-        shared = plan.slices["length"][chunks["first_slice"][mates]]  # rows of the sequence that each rank's pass has
+        # number of rows of the sequence in each rank's pass
+        shared = plan.slices["length"][chunks["first_slice"][mates]]
         held = chunks["prefix"][mates] + shared  # of each rank, with those of this pass
         own = part, int(chunks["prefix"][chunk]), int(shared[part])
         parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.kv_sources_of(chunk)] + [own]
@@ -123,9 +126,9 @@ class CPGroup:
                                                       for rank, row, tokens in parts])).to(device)
 
     def rows(self, *own: Tensor) -> list[Tensor]:
-        """Of K and V of this rank's rows so far, each (1, heads, rows, dim): those of the whole sequence up to the last
-        row of this pass, and then this rank's of other sequences. Gradients go back to the ranks whose rows they are.
-        All ranks call it as often."""
+        """Returns K and V of the whole sequence up to the last row of this pass, and then of this rank's other
+        sequences. Takes those of this rank's rows so far, each (1, heads, rows, dim). Gradients go back to the ranks
+        that have the rows. All ranks must call it equally often."""
         self.calls += 1
         parts = [x[0, :, :self.held].transpose(0, 1) for x in own]
         flat = torch.cat([x.flatten(1) for x in parts], 1)
@@ -135,16 +138,16 @@ class CPGroup:
         return [torch.cat([x, mine[:, :, self.held:]], 2) for x, mine in zip(rows, own)]
 
     def _all_of(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a tensor of each rank along a new first dimension, and a zero. Whoever adds the zero takes part in
-        the backward, where all ranks must meet, even if it needs nothing of the others."""
+        """Returns each rank's tensor along a new first dimension, and a zero. Adding the zero to a result makes a rank
+        take part in the backward, where all ranks must meet, even if it needs nothing of the others."""
         self.calls += 1
         found = _Gather.apply(own.reshape(1, -1), self.group)
         return found.unflatten(1, own.shape), found[:0].sum()
 
     def tails(self, before: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rows that a convolution sees before this rank's part of the sequence, and those behind the last
-        rank's. before: those before the pass, zeros at the start of the sequence; own: this rank's rows. Rows are in
-        the last dimension. All ranks call it as often."""
+        """Returns the rows that a convolution sees before this rank's part of the sequence, and the last rows of the
+        last rank's part. before: rows before the pass, zeros at the start of the sequence; own: this rank's rows. Rows
+        are in the last dimension. All ranks must call it equally often."""
         n = before.shape[-1]
         found, zero = self._all_of(F.pad(own, (n, 0))[..., own.shape[-1]:])
         rows = [before, *(x[..., n - min(n, m):] for x, m in zip(found, self.shared))]
@@ -153,9 +156,9 @@ class CPGroup:
 
     def scan(self, before: Tensor, effect: Tensor, state: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
              ) -> tuple[Tensor, Tensor]:
-        """Returns the state that this rank's part begins from, and the one behind the last rank's. before: the state
-        before the pass. A part makes apply(effect, s) + state of a state s, each (1, heads, numbers, numbers). A rank
-        applies all parts to its share of the heads. All ranks call it as often."""
+        """Returns the state with which this rank's part begins, and the state after the last rank's part. before: the
+        state before the pass. A part turns a state s into apply(effect, s) + state, each (1, heads, numbers, numbers).
+        A rank applies all parts to its share of the heads. All ranks must call it equally often."""
         self.calls += 1
         n, heads = len(self.shared), state.shape[1]
         begins, effects, states = (F.pad(x[0], (0, 0, 0, 0, 0, -heads % n)).unflatten(0, (n, -1))
@@ -172,25 +175,26 @@ class CPGroup:
 
 
 class Targets(NamedTuple):
-    """The targets of all sequences in a pass, one entry for each. Where sequences share a row, it has several."""
+    """The targets of all sequences in a pass, one entry for each. If sequences share a row, the row has several."""
 
     rows: Tensor  # of the pass: whose logits predict the target
     sequences: Tensor
-    positions: Tensor  # of the row in its sequence; Step.log_probs has the target's log-probability there
+    # position of the row in its sequence; Step.log_probs has the target's log-probability at this index
+    positions: Tensor
     tokens: Tensor
     weights: Tensor  # those of the sequences
 
 
 @dataclass
 class Inputs:
-    """The rows of one pass; tokens, positions, targets and weights have an entry for each."""
+    """The rows of one pass. Tokens, positions, targets and weights have one entry for each row."""
 
     chunk: int
-    keep: bool  # a backward follows; without it nothing but the carried rows is wanted, and gradients are off
+    keep: bool  # a backward follows. If False, only the rows to hand on are needed, and gradients are off
     tokens: Tensor
     positions: Tensor  # of each token in its sequence
     targets: Tensor  # the token after it
-    weights: Tensor  # of its target in the loss; 0 where it has none
+    weights: Tensor  # weight of the row's target in the loss; 0 without a target
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     max_seqlen_q: int
@@ -198,17 +202,17 @@ class Inputs:
     prefix: list[Tensor]
     # Only if sequences share rows, otherwise None:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
-    more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
-    joins: list[int] | None = None  # numbers of rows of the prefix behind which rows of this chunk go on
-    forks: list[int] | None = None  # and of this chunk's, behind which rows of other chunks go on
+    # rows, targets and weights of the further targets of rows that have several
+    more: tuple[Tensor, Tensor, Tensor] | None = None
+    joins: list[int] | None = None  # numbers of rows of the prefix after which rows of this chunk continue
+    forks: list[int] | None = None  # numbers of rows of this chunk after which rows of other chunks continue
     chunk_size: int = 0  # most rows of any chunk of the plan
-    # Only if ranks share the sequence. prefix then has only this rank's rows, from which CPGroup.rows makes the
-    # others':
+    # Only if ranks share the sequence. `prefix` then has only this rank's rows; CPGroup.rows adds those of the others.
     cp_group: CPGroup | None = None
     batch: Batch | None = None
 
     def targets_by_sequence(self) -> Targets:
-        """Returns every target with its sequence, for a loss that weights tokens one by one."""
+        """Returns every target with its sequence, for a loss that weights each token."""
         if self.batch is None:
             raise ValueError("batch: wanted the Inputs of a Batch's or a Step's pass")
         return self.batch.targets_by_sequence(self.chunk)
@@ -223,15 +227,16 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
               scale: float | None = None, window: int | None = None, softcap: float | None = None,
               sinks: Tensor | None = None, key_ends: Tensor | None = None, positions: Tensor | None = None,
               block: int | None = None) -> Tensor:
-    """Causal attention of (1, heads, rows, dim), slice by slice and bottom-right, so that the first slice sees its
-    prefix. A row sees the last `window` keys up to its own, or those from the last multiple of `block` on; scores are
-    capped by softcap * tanh(scores / softcap); sinks are a score for each head that takes part in the softmax and has
-    no value. Heads of K and V may be fewer.
-    On a CPU each slice attends to its prefix and to its own rows in two calls of PyTorch's kernel, which their
-    log-sums join; only windows shorter than the prefix, and sequences that share rows (key_ends and, for a window or
-    blocks, positions of the inputs), take a mask, for 256 rows at a time. Soft caps and, on a GPU, sinks compute
-    scores of as many rows. On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; blocks, shared rows,
-    values of another width and other types take a mask of rows by keys for each slice, whose memory grows with the
+    """Causal attention of (1, heads, rows, dim), slice by slice and aligned bottom-right, so that the first slice sees
+    its prefix. A row sees the last `window` keys up to its own, or those from the last multiple of `block` on. Scores
+    are capped by softcap * tanh(scores / softcap). Sinks are a score for each head that takes part in the softmax and
+    has no value. K and V may have fewer heads.
+
+    On a CPU, each slice attends to its prefix and to its own rows in two calls of PyTorch's kernel, joined by their
+    log-sums. Only windows shorter than the prefix, and sequences that share rows, use a mask, for 256 rows at a time.
+    Shared rows need key_ends of the inputs and, with a window or blocks, positions. Soft caps and, on a GPU, sinks
+    compute scores for as many rows at a time. On a GPU, float16 and bfloat16 use PyTorch's varlen_attn. Blocks, shared
+    rows, values of another width and other types use a mask of rows by keys for each slice, whose memory grows with the
     prefix."""
     for name, x in (("query", query), ("key", key), ("value", value), ("cu_q", cu_q), ("cu_k", cu_k)):
         _check_tensor(x, name)
@@ -278,7 +283,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
     return out
 
 
-_LEAST = 2048  # shortest window or block whose outputs are kept; shorter ones take little time again
+_LEAST = 2048  # shortest window or block whose outputs are kept; computing shorter ones again takes little time
 
 
 _UNLIKE = "the module draws from a random generator of its own, or has changed between the two; draw from torch's " \
@@ -286,10 +291,11 @@ _UNLIKE = "the module draws from a random generator of its own, or has changed b
 
 
 class _Outputs:
-    """Outputs of attention that a dropped chunk's forward keeps, call by call, and that its replay takes in turn."""
+    """Outputs of attention that the forward of a dropped chunk keeps, call by call. The replay takes them in the same
+    order."""
 
     def __init__(self, asked: bool):
-        """asked: attention that hands out no log-sums is to be refused."""
+        """asked: refuse attention that does not return its log-sums."""
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []  # a row of Q, the output, its log-sums
         self.asked, self.replayed, self.forward = asked, 0, True  # replayed: calls so far of the replay
 
@@ -298,7 +304,7 @@ class _Outputs:
             self.calls.append((query[:, :, :1].detach().clone(), out.detach(), sums))
 
     def take(self, query: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns output and log-sums for the replay's next call; None where the forward made fewer calls."""
+        """Returns output and log-sums for the replay's next call; None if the forward made fewer calls."""
         if self.forward or self.replayed == len(self.calls):
             return None
         first, out, sums = self.calls[self.replayed]
@@ -311,7 +317,7 @@ class _Outputs:
 
 
 class _Running(threading.local):
-    """The outputs of the pass that runs in this thread, where it keeps or takes any."""
+    """The outputs of the pass that runs in this thread, if it keeps or takes any."""
 
     outputs: _Outputs | None = None
 
@@ -341,7 +347,7 @@ def _check_tensor(x: Any, name: str) -> None:
 
 def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]],
                 key_ends: Tensor | None) -> None:
-    """Refuses rows that are not there, which a kernel would read all the same."""
+    """Refuses rows that do not exist, which a kernel would read without an error."""
     wanted = max(k1 for _, _, _, k1 in slices) if key_ends is None else len(key_ends)
     if min(key.shape[2], value.shape[2]) < wanted:
         raise ValueError(f"attention: wanted {wanted} rows of K and V, got {key.shape[2]} and {value.shape[2]}")
@@ -351,14 +357,16 @@ def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[in
 
 
 _FLASH = "cpu"  # the device whose kernel hands out log-sums
-_ROWS = 256  # rows at a time, where masks or scores by hand are made
+_ROWS = 256  # rows at a time if masks or scores are computed here
 
-_Sees = Union[bool, Callable[[], Tensor]]  # all keys (False), causal (True), or what makes a mask of rows by keys
+# all keys (False), causal (True), or a function that makes a mask of rows by keys
+_Sees = Union[bool, Callable[[], Tensor]]
 _Piece = tuple[slice, slice, _Sees]  # of rows and of keys
 
 
 def _pieces(slices: list[tuple[int, int, int, int]], window: int, block: int | None, most: int) -> Iterator[_Piece]:
-    """Cuts slices into pieces of at most so many rows: first the keys before a piece's rows, then these rows' own."""
+    """Cuts slices into pieces with at most this many rows. Each piece first has the keys before its rows, then its
+    own."""
     for begin, q1, k0, k1 in slices:
         shift = k1 - q1  # row i of the chunk has key i + shift
         while begin < q1:
@@ -380,7 +388,7 @@ def _pieces(slices: list[tuple[int, int, int, int]], window: int, block: int | N
 
 def _pieces_of_tree(n: int, key_ends: Tensor, positions: Tensor | None, window: int, block: int | None
                     ) -> Iterator[_Piece]:
-    """Cuts n rows where sequences share them, which mask what is not of a row's own sequence."""
+    """Cuts n rows that sequences share into pieces; their mask hides keys of other sequences."""
     for begin in range(0, n, _ROWS):
         rows = slice(begin, min(n, begin + _ROWS))
         keys = slice(0, len(key_ends) - n + rows.stop)
@@ -388,7 +396,7 @@ def _pieces_of_tree(n: int, key_ends: Tensor, positions: Tensor | None, window: 
 
 
 def _sees_of_rows(n: int, m: int, window: int, block: int | None = None) -> Tensor:
-    """Says which of n rows sees which of m keys, the last n of which are the rows' own."""
+    """Returns which of n rows see which of m keys. The last n keys are those of the rows."""
     ones = torch.ones(n, m, dtype=torch.bool)
     sees = ones.tril(m - n) if window >= m else ones.tril(m - n).triu(m - n - window + 1)
     if block is not None:
@@ -399,7 +407,8 @@ def _sees_of_rows(n: int, m: int, window: int, block: int | None = None) -> Tens
 
 def _sees_by_ends(rows: slice, keys: slice, n: int, key_ends: Tensor, positions: Tensor | None, window: int,
                   block: int | None) -> Tensor:
-    """Says which of these rows, n in all, sees which of these keys, of the prefix and then of the rows."""
+    """Returns which of these rows, n in all, see which of these keys: first those of the prefix, then those of the
+    rows."""
     prefix = len(key_ends) - n
     row, begin = (torch.arange(m, device=key_ends.device) for m in (n, len(key_ends)))
     at = begin if positions is None else torch.cat([begin[:prefix], positions])
@@ -410,7 +419,7 @@ def _sees_by_ends(rows: slice, keys: slice, n: int, key_ends: Tensor, positions:
 
 def _by_masks(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]], scale: float | None,
               window: int, block: int | None, key_ends: Tensor | None, positions: Tensor | None) -> Tensor:
-    """Attends with a mask for each slice, or one for a chunk whose sequences share rows."""
+    """Computes attention with a mask for each slice, or with one mask for a chunk whose sequences share rows."""
     n, out = query.shape[2], []
     for q0, q1, k0, k1 in slices if key_ends is None else [(0, n, 0, key.shape[2])]:
         mask = None
@@ -426,7 +435,7 @@ def _by_masks(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int,
 
 @dataclass
 class _Flash:
-    """PyTorch's kernel for CPUs, which knows no soft cap."""
+    """PyTorch's kernel for CPUs, which cannot cap scores."""
 
     scale: float
     most = 1 << 62  # rows at a time
@@ -451,21 +460,22 @@ class _Flash:
 
 
 def _as_wide(*rows: Tensor) -> list[Tensor]:
-    """Pads rows to the widest of them: the kernel takes Q, K and V of one width."""
+    """Pads rows to the widest of them, because the kernel needs Q, K and V of one width."""
     most = max(x.shape[-1] for x in rows)
     return [x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in rows]
 
 
 @dataclass
 class _ByHand:
-    """Scores of some rows at a time, on any device and with soft caps."""
+    """Computes scores of some rows at a time, on any device and with soft caps."""
 
     scale: float
     softcap: float | None
     most = _ROWS
 
     def _scores(self, query: Tensor, key: Tensor, sees: _Sees) -> tuple[Tensor, Tensor]:
-        """Returns the scores of (1, heads of K, heads of Q for each, rows, keys), and their slope by the soft cap."""
+        """Returns the scores of (1, heads of K, heads of Q for each, rows, keys), and their derivative through the soft
+        cap."""
         n, heads = query.shape[2], key.shape[1]
         scores = (query.unflatten(1, (heads, -1)).flatten(2, 3) @ key.transpose(2, 3)).unflatten(2, (-1, n))
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * self.scale
@@ -504,7 +514,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pie
     sums, filled = value.new_zeros(1, n, heads, dtype=real).transpose(1, 2), 0
     for rows, keys, sees in pieces:
         found, total = kernel.forward(query[:, :, rows], key[:, :, keys], value[:, :, keys], sees)
-        if rows.start < filled:  # of these rows, the keys before them are in `out`
+        if rows.start < filled:  # for these rows, `out` already has the keys before them
             found, total = _join(out[:, :, rows], sums[:, :, rows], found, total)
         out[:, :, rows], sums[:, :, rows], filled = found, total, rows.stop
     if sinks is None:
@@ -513,8 +523,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pie
 
 
 class _Attention(torch.autograd.Function):
-    """Attention and its log-sums, or those that were kept of an earlier pass. The backward goes from these two, Q, K
-    and V, piece by piece."""
+    """Attention with its log-sums, or with those kept from an earlier pass. The backward needs only these two, Q, K and
+    V, piece by piece."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pieces: list[_Piece],
@@ -544,14 +554,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-    """Joins what rows found among some keys with what they found among others."""
+    """Joins the results of rows for some keys with their results for other keys."""
     total = torch.logaddexp(sums, more)
     both = out * (sums - total).exp()[..., None] + other * (more - total).exp()[..., None]
     return both.to(out.dtype), total
 
 
 def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
-    """The loss unless another is given: a function of what the pass returned and its inputs, weighted and summed."""
+    """The default loss: takes what the pass returned and its inputs, and returns a weighted sum."""
     _check_tensor(logits, "logits")
     if not hasattr(inputs, "targets"):
         raise TypeError(f"inputs: wanted the Inputs of a pass, got {inputs!r:.99}")
@@ -571,7 +581,7 @@ def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
 def unpad(input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
           ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the sequences of a padded batch, and for each the tokens that are no targets: `sequences` and `ignored`
-    of a step. attention_mask: 0 at padding; labels: the tokens themselves, or -100 where one is no target."""
+    of a step. attention_mask: 0 at padding. labels: the tokens themselves, or -100 if a token is no target."""
     _check_tensor(input_ids, "input_ids")
     if attention_mask is None and labels is None:
         raise ValueError("attention_mask: wanted it, or labels of -100 at padding, for input_ids alone do not say what "
@@ -595,7 +605,7 @@ def unpad(input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tenso
 
 
 def _tokens_of(sequences: Sequence[Any], forward: Any, name: str = "sequences") -> list[np.ndarray]:
-    """Returns the numbers of each sequence's tokens. forward: may say how many the model has embeddings for."""
+    """Returns the token numbers of each sequence. forward: may say for how many tokens the model has embeddings."""
     if getattr(sequences, "ndim", 1) == 2:
         raise ValueError(f"{name}: got one tensor of shape {tuple(sequences.shape)}, whose padding would be trained; "
                          "chunkflow.torch.unpad(input_ids, attention_mask, labels) takes it off")
@@ -645,8 +655,8 @@ def _check_options(forward: Any, loss: Any, seed: Any, shared_mean: Any, outputs
 
 
 def _check_module(module: Any, forward: Any) -> None:
-    """A module whose trained parameters are in the model that forward runs, where it says which one that is. Prompts
-    of peft's are in the model around it, which forward would go past."""
+    """Checks that the trained parameters of a module are in the model that forward runs, if forward says which. Prompts
+    of peft are in the model around it, which forward does not run."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"module: wanted a torch.nn.Module, got {module!r:.99}")
     runs = getattr(forward, "outer", None)
@@ -660,19 +670,19 @@ def _check_module(module: Any, forward: Any) -> None:
 
 
 class Batch:
-    """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
+    """The passes of one batch on one stage. Gradients are added to those of the parameters, as backward() does."""
 
     @chunkflow._renamed
     def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
                  weights: Any = None, ignored: Sequence[Any] | None = None, shared_mean: bool = False, seed: int = 0,
                  loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, cp_groups: Mapping[int, Any] | None = None,
                  outputs: bool | None = None):
-        """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
-        ignored: for each sequence None, or a mask that is True at tokens that are no targets, such as a prompt's. A
-        token that sequences share weighs the sum of their weights, with `shared_mean` the mean. cp_groups: where ranks
-        share sequences, the process group of this rank's cp group of each number of ranks. outputs: whether a dropped
-        chunk's forward keeps attention's outputs, so that its replay does not attend; by default where attention can,
-        that is on CPUs and with soft caps or sinks, and True refuses the others by name."""
+        """weights: the weight of the targets of each sequence (chunkflow.loss_weights; default: the mean over all
+        targets). ignored: for each sequence None, or a mask that is True at tokens that are no targets, such as a
+        prompt's. A token that sequences share has the sum of their weights or, with `shared_mean`, the mean. cp_groups:
+        if ranks share sequences, the process group of this rank for each number of ranks. outputs: whether the forward
+        of a dropped chunk keeps attention's outputs, so that its replay does not compute attention. By default it does
+        so for attention that can: on CPUs, and with soft caps or sinks. True refuses other attention by name."""
         sequences = _tokens_of(sequences, forward)
         lengths = np.array([len(s) for s in sequences], np.int64)
         chunkflow._pointer(plan, chunkflow.Plan, "plan")
@@ -698,14 +708,15 @@ class Batch:
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.keeps_outputs, self.outputs = outputs, {}  # of each dropped chunk, for its replay
         self.loss = torch.zeros((), dtype=torch.float64)
-        # For each chain, the state that its chunks have handed on so far: rows, or a snapshot after so many rows.
+        # For each chain, what its chunks have handed on so far: rows, or a snapshot after a number of rows.
         self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
         self.ends: dict[int, int] = {}  # how many rows that is
         self.sums: dict[tuple[int, int], Tensor | dict[int, Tensor]] = {}  # of each tensor of rows, its gradient
 
     def inputs(self, chunk: int, keep: bool = True, prefix: Sequence[Tensor] = (),
                capacity: dict[str, int] | None = None) -> Inputs:
-        """What the module is given for a chunk; an idle one has a row of padding. capacity: see cf_metadata_desc."""
+        """Returns the inputs of a pass for a chunk; an idle chunk has a row of padding. capacity: see
+        cf_metadata_desc."""
         chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         prefix = chunkflow._each(prefix, "prefix", "the tensors that earlier chunks handed on")
         keep = bool(chunkflow._flag(keep, "keep"))
@@ -736,8 +747,8 @@ class Batch:
         return inputs
 
     def _runs(self, chunk: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yields for each sequence of each slice (sequence, begin, end, row): the tokens from begin to end - 1 lie from
-        that row on, and each has a next token."""
+        """Yields (sequence, begin, end, row) for each sequence of each slice. Its tokens from begin to end - 1 are in
+        the rows from `row` on, and each has a next token."""
         first = int(self.plan.chunks["first_slice"][chunk])
         for at, piece in enumerate(self.plan.slices_of(chunk), first):
             begin, length, row = (int(piece[name]) for name in ("begin", "length", "offset"))
@@ -757,7 +768,8 @@ class Batch:
         return Targets(*(torch.from_numpy(x).to(self.device) for x in made))
 
     def about(self, chunk: int) -> tuple[int, int, int, int]:
-        """Chain whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
+        """Returns the chain that a chunk belongs to (-1: none), the chunk's place in it, and which of the state's rows
+        are the chunk's own."""
         chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         chain, index = (int(self.plan.chunks[name][chunk]) for name in ("chain", "index"))
         rows = int(self.plan.chunks["state"][chunk])
@@ -767,11 +779,12 @@ class Batch:
         return chain, index, begin, begin + rows
 
     def _first(self, chain: int) -> int:
-        """Where in its sequences a chain begins: 0, but in trees."""
+        """Returns the position in its sequences at which a chain begins: 0, except in trees."""
         return int(self.plan.chunks["prefix"][self.plan.chains["first_chunk"][chain]])
 
     def path(self, chunk: int) -> list[tuple[int, int]]:
-        """The chains whose rows are a chunk's prefix, from the root of its tree down, and how many of each."""
+        """Returns the chains whose rows are a chunk's prefix, from the root of its tree down, and how many rows of
+        each."""
         chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         chain, rows, parts = int(self.plan.chunks["chain"][chunk]), int(self.plan.chunks["prefix"][chunk]), []
         while rows > 0:
@@ -782,7 +795,7 @@ class Batch:
         return parts
 
     def _joins(self, chunk: int) -> list[int]:
-        """Numbers of rows of a chunk's path behind which its slices go on; in a chain only all of them."""
+        """Returns the numbers of rows of a chunk's path after which its slices continue; in a chain only all rows."""
         if self.plan.order is None:
             return [n for _, n in self.path(chunk)]
         begin, end = (int(self.plan.chunks["first_slice"][chunk] + n) for n in (0, self.plan.chunks["n_slices"][chunk]))
@@ -791,7 +804,7 @@ class Batch:
 
     @functools.cached_property
     def _joined(self) -> dict[int, list[int]]:
-        """Returns all joins that lie on each chain, in rows of its path. In a tree they may be anywhere."""
+        """Returns all joins on each chain, in rows of its path. In a tree they may be at any row."""
         found: dict[int, set[int]] = {}
         for chunk in range(self.plan.n_chunks):
             for n in self._joins(chunk):
@@ -807,8 +820,8 @@ class Batch:
         return chain
 
     def _depths(self, chunk: int) -> list[int]:
-        """Numbers of rows, from the start of a chunk's path on, behind which its borders lie: of a chain's chunk its
-        last one, and in trees each behind which other rows go on."""
+        """Returns the numbers of rows, from the start of a chunk's path, after which its borders are. In a chain that
+        is its last row; in trees, each row that other rows continue."""
         chain, _, begin, end = self.about(chunk)
         first = self._first(chain) if chain >= 0 else 0
         if self.plan.order is None:
@@ -816,7 +829,8 @@ class Batch:
         return [n for n in self._joined.get(chain, ()) if begin < n - first <= end]
 
     def _prefix(self, chunk: int, grad: bool) -> list[Tensor]:
-        """What came before a chunk's rows: rows of all chains above, and the states that its slices go on from."""
+        """Returns what comes before a chunk's rows: the rows of all chains above, and the states from which its slices
+        continue."""
         path, found = self.path(chunk), []
         for i, places in enumerate(zip(*(self.rows[chain] for chain, _ in path))):
             if isinstance(places[-1], dict):
@@ -831,7 +845,8 @@ class Batch:
         return found
 
     def _forward(self, chunk: int, keep: bool, grad: bool) -> tuple[Tensor | None, Inputs, list[Tensor | Border]]:
-        """Runs the module on a chunk and hands on K and V of its rows: what it returned, its inputs, and those rows."""
+        """Runs the module on a chunk, and hands on K and V of its rows. Returns what the module returned, its inputs,
+        and those rows."""
         chain, _, begin, end = self.about(chunk)
         inputs = self.inputs(chunk, keep, self._prefix(chunk, grad))
         with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
@@ -849,13 +864,13 @@ class Batch:
         return output, inputs, own
 
     def _one_by_one(self, states: Any) -> Any:
-        """Returns the states of a border, or their gradients, one for each place where it lies."""
+        """Returns the states of a border, or their gradients, one for each place of the border."""
         return [states] if self.plan.order is None else states
 
     def _check_replay(self, chunk: int, own: list[Tensor | Border]) -> None:
-        """Refuses a replay that hands on other rows or borders than its forward, which later chunks have seen: their
-        gradients would be of another function. Kernels that round in another order may send single rows to other
-        experts, so in float32 and below 1 % is let pass."""
+        """Refuses a replay that hands on rows or borders that differ from its forward's. Later chunks have used the
+        forward's, so their gradients would belong to another function. Kernels that round in another order may send
+        single rows to other experts; so in float32, differences below 1 % are allowed."""
         off: Any = 0.0
         total: Any = 0.0
         eps = 0.0
@@ -884,7 +899,7 @@ class Batch:
         self.ends[chain] = end
 
     def run_forward(self, chunk: int, keep: bool) -> None:
-        """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
+        """Runs F or R. Without keep, only hands on K and V: the loss comes from the pass that is kept."""
         chunk, keep = chunkflow._at(chunk, self.plan.n_chunks, "chunk"), bool(chunkflow._flag(keep, "keep"))
         outputs = self.outputs.pop(chunk, None)
         if outputs is not None:
@@ -904,7 +919,8 @@ class Batch:
             self.kept[chunk] = loss, inputs.prefix, own
 
     def run_backward(self, chunk: int) -> None:
-        """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
+        """Runs B: from the loss, and the gradients that later chunks found for this chunk's rows, to weights and
+        prefix."""
         chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         if chunk not in self.kept:
             raise ValueError(f"chunk: {chunk} has no forward that kept its activations")
@@ -929,8 +945,8 @@ class Batch:
                 self.sums.pop((chain, i), None)
 
     def _hand_back(self, chunk: int, i: int, row: Tensor) -> None:
-        """Adds a backward's gradients of one tensor of its prefix to what is known of them, as soon as they are there,
-        and lets them go. A border's go to where the states lie."""
+        """Adds the gradients that a backward found for one tensor of its prefix to the sums so far, and frees them.
+        Gradients of a border go to where its states are."""
         at, path = 0, self.path(chunk)
         if isinstance(self.rows[path[-1][0]][i], dict):
             for n, found in zip(self._joins(chunk), self._one_by_one(row.grad)):
@@ -943,8 +959,8 @@ class Batch:
         row.grad = None
 
     def _sum_of(self, chain: int, i: int) -> Tensor | dict[int, Tensor]:
-        """Returns what was found for one tensor of a chain's rows: nothing before the first backward that sees them,
-        which is that of its last chunk or of one below it."""
+        """Returns the gradients found so far for one tensor of a chain's rows. There are none before the first backward
+        that uses the rows: that of the chain's last chunk, or of a chunk below it."""
         if (chain, i) not in self.sums:
             x = self.rows[chain][i]
             self.sums[chain, i] = {} if isinstance(x, dict) else \
@@ -952,9 +968,9 @@ class Batch:
         return self.sums[chain, i]
 
     def log_probs(self, rank: int = 0) -> list[Tensor]:
-        """Of each sequence's tokens from the second on, without gradients: for old and reference policies, and for
-        losses that are not linear in a sequence's weight, which is to be found first. Sequences of other ranks have
-        zeros."""
+        """Returns the log-probabilities of each sequence's tokens from the second on, without gradients. They are for
+        old and reference policies, and for losses that need them first because they are not linear in a sequence's
+        weight. Sequences of other ranks have zeros."""
         rank = chunkflow._at(rank, self.plan.n_ranks, "rank")
         plan, tokens = self.plan, torch.from_numpy(self.tokens).to(self.device)
         found = [torch.zeros(max(n - 1, 0), dtype=torch.float64, device=self.device) for n in self.lengths]
@@ -965,7 +981,7 @@ class Batch:
                 next_ones = tokens[self.starts[s] + begin + 1:self.starts[s] + end + 1, None]
                 found[s][begin:end] = logits[row:row + len(next_ones)].gather(1, next_ones)[:, 0].double()
             above, chain = set(), int(plan.chunks["chain"][chunk])
-            while chain >= 0:  # all others are done: a tree's chains come parents first, subtree by subtree
+            while chain >= 0:  # all other chains are complete: in a tree, parents come first, subtree by subtree
                 above.add(chain)
                 chain = plan.chain_above(chain)
             self.rows = {g: rows for g, rows in self.rows.items() if g in above}
@@ -974,8 +990,8 @@ class Batch:
 
     def run(self, schedule: chunkflow.Schedule, idle: bool = False, before_last: Callable[[], None] | None = None
             ) -> Tensor:
-        """All passes of a schedule of one stage; the loss of its chunks. Idle chunks are left out unless asked for;
-        before_last is called before the last backward."""
+        """Runs all passes of a schedule of one stage, and returns the loss of its chunks. Idle chunks are left out
+        unless requested. before_last is called before the last backward."""
         chunkflow._pointer(schedule, chunkflow.Schedule, "schedule")
         chunkflow._flag(idle, "idle")
         if before_last is not None:
@@ -984,7 +1000,7 @@ class Batch:
             raise ValueError(f"schedule: wanted one stage, got {schedule.n_stages} of {schedule.n_virtual}")
         try:
             self._run(schedule, idle, before_last)
-        except BaseException:  # what passes keep goes at once, and not with the last reference to the batch
+        except BaseException:  # frees what passes keep at once, and not with the last reference to the batch
             for held in (self.kept, self.outputs, self.rows, self.ends, self.sums):
                 held.clear()
             raise
@@ -1015,7 +1031,7 @@ def _digest(arrays: Iterable[np.ndarray]) -> int:
 
 @contextlib.contextmanager
 def _seeded(device: Any, seed: int) -> Iterator[None]:
-    """Random numbers of this seed inside, and as if nothing had happened outside."""
+    """Draws random numbers with this seed inside; outside, the generators are as before."""
     device = torch.device(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -1028,19 +1044,19 @@ def _seeded(device: Any, seed: int) -> Iterator[None]:
 
 
 class Step:
-    """A callable that adds a batch's gradients to those of a module's parameters, and returns the batch's loss."""
+    """A callable that adds a batch's gradients to those of a module's parameters, and returns the loss of the batch."""
 
     @chunkflow._renamed
     def __init__(self, module: nn.Module, forward: Forward, *, chunk_size: int, k: int = 1, seed: int = 0,
                  loss: Callable[[Tensor, Inputs],
                                 Tensor] = cross_entropy, group: Any = None, min_shared_prefix: int = 0,
                  shared_mean: bool = False, outputs: bool | None = None, **options: Any):
-        """group: the ranks among which chunks are dealt out (default: all of them). min_shared_prefix: compute once
-        what sequences have in common, from so many first tokens on (0: nothing); shared_mean: see Batch. Equal tokens
-        must mean the same: no images, no routes that were recorded for one of them. outputs: see Batch. The other
-        options are those of chunkflow.pack; with lockstep=1, and with max_cp=2 or more, all ranks run the same kinds of
-        passes in the same order, and a module that fully_shard has sharded gathers and frees its weights in every pass,
-        as it was told to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
+        """group: the ranks over which chunks are distributed (default: all ranks). min_shared_prefix: computes common
+        first tokens of sequences once if there are at least this many (0: never). Equal tokens must mean the same: no
+        images, and no routes that were recorded for one of them. shared_mean, outputs: see Batch. The other options are
+        those of chunkflow.pack. With lockstep=1, and with max_cp=2 or more, all ranks run the same kinds of passes in
+        the same order. A module sharded by fully_shard then gathers and frees its weights in every pass, as it was set
+        up to. A pass that keeps nothing may leave out the head, so the head must not be sharded by itself."""
         _check_module(module, chunkflow._callable(forward, "forward"))
         _check_options(forward, loss, seed, shared_mean, outputs)
         for name, n, least in (("chunk_size", chunk_size, 1), ("k", k, 0), ("min_shared_prefix", min_shared_prefix, 0)):
@@ -1062,8 +1078,9 @@ class Step:
 
     @chunkflow._renamed
     def plan(self, lengths: Sequence[Any], shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
-        """The plan of a batch, and this rank's order of it. lengths: or the sequences, from which a Step with
-        min_shared_prefix finds what they share; by lengths alone it must be told shared_prefixes (see pack)."""
+        """Returns the plan of a batch, and this rank's order of its passes. lengths: lengths, or the sequences
+        themselves, in which a Step with min_shared_prefix finds common prefixes. If it gets only lengths, it needs
+        shared_prefixes (see pack)."""
         given = chunkflow._each(lengths, "lengths", "lengths, or the tokens of each sequence")
         if any(getattr(x, "ndim", int(isinstance(x, (list, tuple)))) > 0 for x in given):
             sequences = _tokens_of(given, self.forward, "lengths")
@@ -1089,8 +1106,8 @@ class Step:
 
     def _summary(self, plan: chunkflow.Plan, sequences: list[np.ndarray], ignored: Sequence[Any] | None, weights: Any
                  ) -> list[int]:
-        """Returns numbers that are equal on all ranks if these are: counts, and hashes of tokens, targets, plan and, in
-        the first batch, weights."""
+        """Returns numbers that are equal on all ranks if the batches are. They are counts, and hashes of tokens,
+        targets, plan and, in the first batch, weights."""
         masks = [None] * len(sequences) if ignored is None else _on_cpu(ignored)
         masks = (np.zeros(len(s), np.bool_) if m is None else chunkflow._mask(m, i).ravel()
                  for i, (s, m) in enumerate(zip(sequences, masks)))
@@ -1102,7 +1119,7 @@ class Step:
                 _digest((options, *columns)), 0 if self.is_compared else self._of_weights()]
 
     def _of_weights(self) -> int:
-        """Returns a hash of some numbers of each parameter; 0 where ranks have other parts of them."""
+        """Returns a hash of some numbers of each parameter; 0 if ranks have different parts of the parameters."""
         parameters = [p.detach() for p in self.module.parameters()]
         if any(hasattr(p, "full_tensor") for p in parameters):
             return 0
@@ -1110,8 +1127,8 @@ class Step:
         return _digest(some)
 
     def _compare_ranks(self, own: list[int]) -> None:
-        """Refuses, on all ranks alike, a batch that is not the same on all of them. own: its summary, or fewer numbers
-        where this rank has refused it already."""
+        """Refuses, on all ranks alike, a batch that differs between ranks. own: the summary of this rank's batch, or
+        fewer numbers if this rank has already refused it."""
         own = own + [-1] * (6 - len(own))
         mine = torch.tensor(own, dtype=torch.int64, device=next(self.module.parameters()).device)
         found = [torch.empty_like(mine) for _ in range(self.n_ranks)]
@@ -1134,7 +1151,7 @@ class Step:
         self.is_compared = True
 
     def _check_training(self) -> None:
-        """Refuses types and hooks with which gradients would be wrong."""
+        """Refuses types and hooks that would make gradients wrong."""
         kind, half = next(self.module.parameters()).device.type, torch.float16
         if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == half or any(
                 p.dtype == half for p in self.module.parameters()):
@@ -1147,7 +1164,8 @@ class Step:
                                  "step")
 
     def _form_cp_groups(self, plan: chunkflow.Plan) -> None:
-        """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
+        """Makes the process groups that a plan needs and earlier batches did not. All ranks call it at the same
+        time."""
         for n in sorted(set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}):
             first = self.rank - self.rank % n
             ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)[first:first + n]
@@ -1163,7 +1181,7 @@ class Step:
             summary = self._summary(plan, sequences, ignored, weights) if self.n_ranks > 1 else []
         except Exception:
             if self.n_ranks > 1:
-                with contextlib.suppress(ValueError):  # the others learn of it, and do not wait
+                with contextlib.suppress(ValueError):  # the other ranks learn of the error, and do not wait
                     self._compare_ranks([])
             raise
         if self.n_ranks > 1:
@@ -1177,7 +1195,7 @@ class Step:
 
     @chunkflow._renamed
     def log_probs(self, sequences: Sequence[Any], shared_prefixes: Any = None) -> list[Tensor]:
-        """See Batch.log_probs; of all sequences, on every rank."""
+        """See Batch.log_probs. Returns all sequences, on every rank."""
         _, _, batch = self._batch(sequences, shared_prefixes=shared_prefixes)
         found = batch.log_probs(self.rank)
         for x in found if self.n_ranks > 1 else []:
@@ -1187,8 +1205,8 @@ class Step:
     @chunkflow._renamed
     def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                  shared_prefixes: Any = None) -> float:
-        """ignored and weights: see Batch; shared_prefixes: see chunkflow.pack, in place of what equal tokens say. The
-        seed of dropout goes on by one for each batch. Without targets the loss is 0.0, with a warning."""
+        """ignored and weights: see Batch. shared_prefixes: see chunkflow.pack; used instead of comparing tokens. The
+        seed of dropout grows by one for each batch. Without targets the loss is 0.0, with a warning."""
         if not torch.is_grad_enabled():
             raise RuntimeError("a step under torch.no_grad() or torch.inference_mode() has no gradients; "
                                "step.log_probs(sequences) runs forwards alone")
@@ -1213,9 +1231,9 @@ class Step:
         return float(loss)
 
     def _run_summed(self, batch: Batch, schedule: chunkflow.Schedule) -> Tensor:
-        """One sum of gradients a step. A rank whose chunks are all idle has nothing to run, and adds nothing."""
+        """Sums gradients once a step. A rank whose chunks are all idle runs nothing, and adds nothing."""
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        before = [p.grad for p in trained]  # summed already, or of something else: not to be summed again
+        before = [p.grad for p in trained]  # already summed, or from something else, so not to be summed again
         for p in trained:
             p.grad = None
         loss = batch.run(schedule)
@@ -1229,8 +1247,9 @@ class Step:
         return loss
 
     def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
-        """Gradients are reduced once, after the last backward. Ranks run passes in other orders and numbers, and not
-        all use every parameter, so nothing is gathered between: without lockstep all weights are whole beforehand."""
+        """Reduces gradients once, after the last backward. Ranks run different numbers of passes in different orders,
+        and not all use every parameter. So without lockstep all weights are gathered before the step, and nothing is
+        gathered during it."""
         root = sharded[0]
         with _own_settings(sharded):
             for m in sharded:
@@ -1249,7 +1268,7 @@ class Step:
                 loss = batch.run(schedule, idle=True)
                 root.set_requires_gradient_sync(True)
                 root.finalize_backward()
-            else:  # before PyTorch 2.15; there all ranks must use the same parameters
+            else:  # before PyTorch 2.15, where all ranks must use the same parameters
                 loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
         return loss
 
@@ -1261,8 +1280,8 @@ _SETTINGS = ("gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_
 
 @contextlib.contextmanager
 def _own_settings(sharded: list[Any]) -> Iterator[None]:
-    """Lets a step change FSDP2's settings, and restores the user's: a plain backward may follow. Weights are sharded
-    again. The first module is the root; a step that fails drops what FSDP2 holds of it."""
+    """Lets a step change the settings of FSDP2, and then restores the user's, because a plain backward may follow.
+    Weights are sharded again. The first module is the root. If a step fails, drops what FSDP2 keeps of it."""
     states = [m._get_fsdp_state() for m in sharded]
     states[0]._lazy_init()  # which changes the root's as well
     holders = [states[0]._state_ctx, *(group for state in states for group in _param_groups(state))]
@@ -1282,7 +1301,7 @@ def _own_settings(sharded: list[Any]) -> Iterator[None]:
 
 
 def _param_groups(state: Any) -> list[Any]:
-    """Returns FSDP2's groups of parameters of one module, of which older versions have at most one."""
+    """Returns FSDP2's groups of parameters of one module; older versions have at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
@@ -1294,11 +1313,12 @@ def _param_groups(state: Any) -> list[Any]:
 
 
 def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[Any], list[Any]]:
-    """arg_mbs, kwarg_mbs and target_mbs for the step() of PyTorch's schedules, for these chunks in this order: all of
-    one shape, so that any stage may be built with them. A microbatch is (1, ChunkSize) tokens, and for every stage
-    position_ids and cu_seqlens of constant length, whose last entries repeat. A target has targets and weights in one
-    tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
-    K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
+    """Returns arg_mbs, kwarg_mbs and target_mbs for the step() of PyTorch's schedules, for these chunks in this order.
+    All have one shape, so that any stage can be built with them. A microbatch is (1, ChunkSize) tokens and, for every
+    stage, position_ids and cu_seqlens of constant length, whose last entries repeat. A target has targets and weights
+    in one tensor, which microbatch_loss separates. Make the schedule with scale_grads=False. Split sequences are
+    refused: they would need K and V of their earlier chunks, and PyTorch hands nothing from one microbatch to
+    another."""
     if not isinstance(batch, Batch):
         raise TypeError(f"batch: wanted a Batch, got {batch!r:.99}")
     plan = batch.plan
@@ -1320,7 +1340,7 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
 
 
 def microbatch_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """The loss_fn of a schedule: cross_entropy of (1, ChunkSize, words), for a target of microbatches."""
+    """The loss_fn of a schedule: cross entropy of (1, ChunkSize, words), for a target of microbatches."""
     _check_tensor(logits, "logits")
     _check_tensor(target, "target")
     losses = F.cross_entropy(logits[0].to(torch.promote_types(logits.dtype, torch.float32)), target[0].long(),

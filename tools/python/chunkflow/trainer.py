@@ -1,4 +1,4 @@
-"""Transformers' Trainer, and trainers made of it such as TRL's SFTTrainer, with chunks.
+"""Trains in chunks with Transformers' Trainer, and with trainers derived from it, such as TRL's SFTTrainer.
 
     trainer = chunkflow.trainer.Trainer(model=model, args=args, train_dataset=data, chunk_size=4096)
 
@@ -6,16 +6,16 @@
         pass
 
 All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding (on the right) is
-taken off again, and tokens whose label is -100 are no targets. The loss is divided by what the plain trainer divides it
-by: the step's targets; all of its labels where Transformers counts those (GPT-2); or first the targets of each
-micro-batch (accepts_loss_kwargs=False). Evaluation's loss comes from chunks as well, forwards alone, so that a sequence
-which could be trained can be evaluated. Sequences are packed by the plan: packing and padding_free of the collator stay
-off. A model whose own loss is not the cross entropy, and a compute_loss of one's own, are refused by name.
+removed, and tokens whose label is -100 are no targets. The loss is divided by what the plain trainer divides it by.
+That is the step's targets, all of its labels if Transformers counts those (GPT-2), or first the targets of each
+micro-batch (accepts_loss_kwargs=False). The loss of an evaluation also comes from chunks, with forwards alone, so a
+sequence that can be trained can be evaluated. The plan packs sequences, so packing and padding_free of the collator
+must be off. A model whose own loss is not the cross entropy, and a compute_loss of your own, are refused by name.
 
-Three defaults of TRL's are for whole sequences. Gradient checkpointing is switched off, since K bounds activations. The
-routers' balance loss of mixtures, which is one over a whole batch, is switched off unless router_aux_loss_coef asks for
-it, which is refused. max_length truncates at 1024 tokens; a warning says where. TRL's entropy and token accuracy, which
-need all logits, are not logged.
+Three defaults of TRL are for whole sequences. Gradient checkpointing is switched off, because K bounds activations. The
+routers' balance loss of mixtures, which is over a whole batch, is switched off; if router_aux_loss_coef asks for it, it
+is refused. max_length truncates at 1024 tokens; a warning counts the sequences. TRL's entropy and token accuracy need
+all logits and are not logged.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Chunked", "Trainer", "UnsupportedData", "UnsupportedOption"]
 
 
 class Chunked:
-    """A mixin that stands before a trainer's class. Its own keywords are chunk_size, k, outputs (see
-    chunkflow.torch.Batch) and, in chunk_options, the others of chunkflow.torch.Step and chunkflow.pack."""
+    """A mixin to put before a trainer's class. Its own keywords are chunk_size, k, outputs (see chunkflow.torch.Batch)
+    and chunk_options, which has the other keywords of chunkflow.torch.Step and chunkflow.pack."""
 
     def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, outputs: bool | None = None,
                  chunk_options: dict[str, Any] | None = None, **options: Any):
@@ -46,18 +46,19 @@ class Chunked:
                             "trainer's keywords, seed one of its arguments")
         self._chunks = {"chunk_size": chunk_size, "k": k, "outputs": outputs, **(chunk_options or {})}
         self._step: Step | None = None
-        self._held: list[tuple[dict[str, Any], float]] = []  # micro-batches, and what each target of them weighs
+        self._held: list[tuple[dict[str, Any], float]] = []  # micro-batches, each with the weight of its targets
         model = options.get("model", arguments[0] if arguments else None)
         asked = _balances(model)  # which TRL overwrites
         super().__init__(*arguments, **options)
         self._refuse(asked)
         self._switch_off()
-        whole = not any(p.is_meta for p in self.model.parameters())  # what is to be sharded may have nothing yet
+        # a model that is still to be sharded may have no weights yet
+        whole = not any(p.is_meta for p in self.model.parameters())
         self._made_of(self.model, check=whole).forward._check_now()
         self._warn_of_truncation()
 
     def _refuse(self, asked: bool) -> None:
-        """Refuses options that chunks cannot give. asked: the model's config asks for the routers' balance loss."""
+        """Refuses options that chunks cannot support. asked: the model's config requests the routers' balance loss."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise UnsupportedOption("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
         self._refuse_loss()
@@ -74,7 +75,7 @@ class Chunked:
             raise UnsupportedOption("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
 
     def _refuse_loss(self) -> None:
-        """Refuses a compute_loss of one's own, which would never be called."""
+        """Refuses a compute_loss of a derived class, because it would never be called."""
         owner = next(c for c in type(self).__mro__ if "compute_loss" in vars(c))
         known = f"{owner.__module__.partition('.')[0]}.{owner.__name__}" in ("transformers.Trainer", "trl.SFTTrainer")
         if not known or "compute_loss" in vars(self):
@@ -84,7 +85,7 @@ class Chunked:
                                     "your own, with weights or loss")
 
     def _switch_off(self) -> None:
-        """Takes back options that trainers switch on by themselves."""
+        """Switches off options that trainers switch on by themselves."""
         if self.args.gradient_checkpointing:
             warnings.warn("gradient checkpointing is off: chunk_size and k bound activations in its place",
                           stacklevel=3)
@@ -99,7 +100,7 @@ class Chunked:
             self.aux_loss_enabled = self.model.config.get_text_config().output_router_logits = False
 
     def _warn_of_truncation(self) -> None:
-        """Counts the sequences that TRL has cut to max_length, or that are exactly as long."""
+        """Counts the sequences that TRL truncated to max_length, or that have exactly this length."""
         most, data = getattr(self.args, "max_length", None), self.train_dataset
         if most is None or not hasattr(data, "with_format") or "input_ids" not in (data.column_names or ()):
             return
@@ -111,7 +112,7 @@ class Chunked:
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
                       ) -> torch.Tensor:
-        """The loss of the whole step at its last micro-batch, with all of its gradients; 0 before."""
+        """Returns the loss of the whole step, with all of its gradients, at its last micro-batch; 0 before."""
         self._refuse_loss()
         model.train()
         steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
@@ -127,9 +128,9 @@ class Chunked:
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool,
                         ignore_keys: list[str] | None = None) -> tuple[Any, Any, Any]:
-        """The loss of all ranks' micro-batches by chunks, without TRL's entropy and token accuracy. Where logits are
-        wanted (compute_metrics), they come from the model as it is, which runs whole sequences; without labels there is
-        no loss, as ever."""
+        """Returns the loss of all ranks' micro-batches by chunks, without TRL's entropy and token accuracy. If logits
+        are needed (compute_metrics), the unchanged model runs whole sequences. Without labels there is no loss, as in
+        the plain trainer."""
         if not prediction_loss_only or inputs.get("labels") is None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         divisor = self._divisor(inputs, self._get_num_items_in_batch([inputs], self.args.device), 1)
@@ -141,8 +142,9 @@ class Chunked:
         return torch.stack(losses).sum(), None, None
 
     def _divisor(self, inputs: dict[str, Any], num_items_in_batch: Any, steps: int) -> float:
-        """Returns what the plain trainer divides the sum of a micro-batch's losses by, in a step of so many: items that
-        it counts itself, or the micro-batch's targets. It takes the mean over ranks unless items are those of all."""
+        """Returns the number by which the plain trainer divides the sum of a micro-batch's losses, in a step with this
+        many items. It is the items, if the trainer counts them, or the micro-batch's targets. The plain trainer takes
+        the mean over ranks unless the items are those of all ranks."""
         world = self.args.world_size
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             return float(num_items_in_batch) * (1 if self.args.average_tokens_across_devices else world)
@@ -159,7 +161,7 @@ class Chunked:
         return Step(model, Causal(model, check), seed=self.args.seed, **self._chunks)
 
     def _of_all_ranks(self, batch: list[tuple[Any, Any, float]]) -> tuple[list[Any], list[Any], list[float]]:
-        """The sequences of these rows of all ranks, which of their tokens are no targets, and their weights."""
+        """Returns the sequences of these rows of all ranks, which of their tokens are no targets, and their weights."""
         if self.args.world_size > 1:
             everyone: list[Any] = [None] * self.args.world_size
             dist.all_gather_object(everyone, batch)
@@ -168,7 +170,7 @@ class Chunked:
 
 
 class UnsupportedOption(Unsupported, ValueError):
-    """An option of the trainer's that chunks cannot give."""
+    """An option of the trainer that chunks cannot support."""
 
     def __init__(self, why: str):
         super().__init__(why, "with this option of the trainer a model")
@@ -182,14 +184,14 @@ class UnsupportedData(Unsupported, ValueError):
 
 
 def _balances(model: Any) -> bool:
-    """Returns True if a model's config asks for its routers' balance loss."""
+    """Returns True if a model's config requests its routers' balance loss."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "output_router_logits", False) and getattr(text, "router_aux_loss_coef", 0.0))
 
 
 def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The sequences of a collated micro-batch, and which of their tokens are no targets."""
+    """Returns the sequences of a collated micro-batch, and which of their tokens are no targets."""
     others = set(inputs) - {"input_ids", "labels", "attention_mask"}
     if others:
         raise UnsupportedData(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
