@@ -1088,11 +1088,14 @@ def share_experts(rank, n_ranks, store, results):
             what = str(why)
         results.put((rank, f"ranks with {name}", 0.0 if words in what else 1.0))
     nn.init.constant_(plain.head.bias, rank)
-    try:
-        what = f"taken, {Step(plain, plain, chunk_size=CHUNK)([[3, 4, 5]])}"
-    except ValueError as why:
-        what = str(why)
-    results.put((rank, "ranks with other weights to begin with", float("rank 1 begins with other weights" not in what)))
+    half = fully_shard(Routed(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16))
+    for name, module, words in (("other weights to begin with", plain, "rank 1 begins with other weights"),
+                                ("a policy of float16", half, "module: trains in float16")):
+        try:
+            what = f"taken, {Step(module, module, chunk_size=CHUNK)([[3, 4, 5]])}"
+        except (TypeError, ValueError) as why:
+            what = str(why)
+        results.put((rank, f"ranks with {name}", 0.0 if words in what else 1.0))
     dist.destroy_process_group()
 
 
@@ -1106,7 +1109,7 @@ def test_unused():
             found.setdefault(name, []).append(error)
     for name, errors in found.items():
         check(name, len(errors) == 2 and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
-    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 7, f"{len(found)} runs")
+    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 8, f"{len(found)} runs")
 
 
 # ---- one sequence on several ranks ----

@@ -1152,9 +1152,11 @@ class Step:
 
     def _check_training(self) -> None:
         """Refuses types and hooks that would make gradients wrong."""
-        kind, half = next(self.module.parameters()).device.type, torch.float16
-        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == half or any(
-                p.dtype == half for p in self.module.parameters()):
+        kind = next(self.module.parameters()).device.type
+        types = {p.dtype for p in self.module.parameters()}
+        types |= {m._get_fsdp_state()._mp_policy.param_dtype for m in self._sharded()}
+        if torch.float16 in types or torch.is_autocast_enabled(kind) and \
+                torch.get_autocast_dtype(kind) == torch.float16:
             raise TypeError("module: trains in float16, whose losses must be scaled before each backward, which runs "
                             "inside the step: use bfloat16, as weights or by torch.autocast")
         for name, p in self.module.named_parameters():
@@ -1162,6 +1164,10 @@ class Step:
                 raise ValueError(f"module: {name} has a hook by register_post_accumulate_grad_hook, which would run "
                                  "after each chunk with a part of the gradient: remove it, and do its work after the "
                                  "step")
+
+    def _sharded(self) -> list[Any]:
+        """Returns the modules that fully_shard has sharded, the root first."""
+        return [m for m in self.module.modules() if isinstance(m, FSDPModule)]
 
     def _form_cp_groups(self, plan: chunkflow.Plan) -> None:
         """Makes the process groups that a plan needs and earlier batches did not. All ranks call it at the same
@@ -1218,8 +1224,7 @@ class Step:
             return 0.0
         device = batch.device
         self.seed += 1
-        sharded = [m for m in self.module.modules() if isinstance(m, FSDPModule)]
-        if sharded:
+        if sharded := self._sharded():
             loss = self._run_sharded(batch, schedule, sharded)
         elif self.n_ranks > 1:
             loss = self._run_summed(batch, schedule)
