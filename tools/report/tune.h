@@ -72,6 +72,8 @@ typedef struct tune_map {
 int tune_map_make(const cf_tuning *tuning, tune_map *out);
 void tune_map_free(tune_map *map);
 
+enum { TUNE_MOST_FILLS = 6 };
+
 /* The outcome of a search. */
 typedef struct tune_outcome {
     const tune_job *job;
@@ -80,6 +82,8 @@ typedef struct tune_outcome {
     /* the baseline with more in host memory, if it does not fit otherwise; all zero if not tried */
     baseline_tuned away;
     int64_t offload;             /* the value of --offload for it: 1 optimizer, 2 parameters */
+    cf_tuning *fills[TUNE_MOST_FILLS]; /* searches under lower limits, for gaps in time against memory */
+    int n_fills;
     tune_map map;
 } tune_outcome;
 
