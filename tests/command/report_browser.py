@@ -637,14 +637,18 @@ SHOWN = {
 
 
 def check_frontier(browser, checks, data, by_id):
-    """Returns the exact candidates that no other beats in both time and memory, and the best known candidate of each
-    split."""
+    """Checks that rows are slower for less memory, that no exact candidate beats them, and the best known candidate of
+    each split."""
     column = "(id, n) => [...document.querySelectorAll(id + ' tr td:nth-child(' + n + ') data')].map(d => Number(d.value))"
-    exact = [by_id[i] for i in data["ranking"] if i in by_id]
-    exact.sort(key=lambda c: (c["seconds"], c["id"]))
-    wanted = [c for i, c in enumerate(exact) if all(o["bytes"] > c["bytes"] for o in exact[:i])]
+    rows, exact = data["frontier"], [by_id[i] for i in data["ranking"] if i in by_id]
     got = browser.run(f"[({column})('#frontier', 1), ({column})('#frontier', 2)]")
-    checks.that("frontier", got == [[c[key] for c in wanted] for key in ("bytes", "seconds")], (got, len(wanted)))
+    checks.that("frontier", got == [[c[key] for c in rows] for key in ("bytes", "seconds")], (got, len(rows)))
+    checks.that("frontier falls", all(a["bytes"] > b["bytes"] and a["seconds"] < b["seconds"]
+                                      for a, b in zip(rows, rows[1:], strict=False)), rows)
+    for c in exact:
+        checks.that("frontier", any(r["bytes"] <= c["bytes"] and r["seconds"] <= c["seconds"] for r in rows), c)
+    for r in rows:
+        checks.that("frontier", "id" in r or r["about"], r)
     found = browser.run("[...document.querySelectorAll('#splits tr')].length - 1")
     checks.that("splits", found == len(data["splits"]), found)
     for split, index in enumerate(data["best_of_splits"]):

@@ -7,7 +7,6 @@
 #include "../command/table.h"
 #include "../command/workers.h"
 
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -757,63 +756,12 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     }
 }
 
-/* Returns the time of a candidate if its memory is known, that of the longest sequence included; else 0. A second batch
-   is tried only after the batch for memory. */
-static double timed_seconds(const cf_tuning *tuning, const cf_tune_candidate *c) {
-    const double *seconds = &tuning->seconds[(c - tuning->candidates) * tuning->n_batches];
-    int64_t i, tried = 0;
-
-    if (c->status == CF_TUNE_OK) return c->seconds;
-    if (c->status != CF_TUNE_DOMINATED || c->same_as >= 0) return 0;
-    for (i = 0; i < tuning->n_batches; i++) tried += seconds[i] >= 0;
-    return tried > 1 ? c->estimate : 0;
-}
-
-/* Returns the factor from a fill's times to those of the search: that of the search's fastest candidate, whose time on
-   the first batch is known too. */
-static double fill_scale(const cf_tuning *tuning) {
-    int64_t fastest = tuning->ranking[0];
-
-    return tuning->candidates[fastest].seconds / tuning->seconds[fastest * tuning->n_batches];
-}
-
-/* A candidate of the search or of a fill. */
-typedef struct trade {
-    const cf_tuning *tuning; /* NULL: none */
-    const cf_tune_candidate *c;
-    double seconds;
-    int64_t bytes;
-} trade;
-
-/* Returns the fastest candidate that needs less than `bytes`; of equally fast ones, the one that needs less. */
-static trade fastest_below(const tune_outcome *o, int64_t bytes) {
-    trade best = {NULL, NULL, 0, 0};
-    int64_t i;
-    int fill;
-
-    for (fill = -1; fill < o->n_fills; fill++) {
-        const cf_tuning *tuning = fill < 0 ? o->tuning : o->fills[fill];
-        double scale = fill < 0 ? 1 : fill_scale(o->tuning);
-        for (i = 0; i < tuning->n_candidates; i++) {
-            const cf_tune_candidate *c = &tuning->candidates[i];
-            double seconds = scale * timed_seconds(tuning, c);
-            if (!(seconds > 0) || c->bytes >= bytes || (best.tuning && seconds > best.seconds)) continue;
-            if (best.tuning && !(seconds < best.seconds) && c->bytes >= best.bytes) continue;
-            best.tuning = tuning;
-            best.c = c;
-            best.seconds = seconds;
-            best.bytes = c->bytes;
-        }
-    }
-    return best;
-}
-
-static void add_trade(table *t, const trade *of, int rough) {
+static void add_trade(table *t, const tune_trade *of) {
     const cf_tune_candidate *c = of->c;
 
     table_text(t, split_text(&of->tuning->splits[c->split], c->max_cp));
     table_real(t, of->seconds);
-    table_mark(t, rough ? '~' : ' ');
+    table_mark(t, of->about ? '~' : ' ');
     table_real(t, modelling_gib(c->bytes));
     table_integer(t, c->chunk_size);
     table_integer(t, c->k);
@@ -831,22 +779,21 @@ static int print_frontier(const tune_outcome *o) {
         {.heading = "ChunkSize"}, {.heading = "K"}, {.heading = "schedule", .left = 1},
         {.heading = "replay", .left = 1}, {.heading = "outputs", .left = 1}, {.heading = "recompute", .left = 1},
         {.heading = "state", .left = 1}};
-    trade next = {NULL, NULL, 0, INT64_MAX};
+    tune_trade next = {NULL, NULL, 0, INT64_MAX, 0};
     unsigned unusual = 0;
-    int code, any_rough = 0;
+    int code, about = 0;
     table t;
 
     puts("\ntime against memory: each is the fastest tried of those that need no more");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
-    while ((next = fastest_below(o, next.bytes)).tuning) {
-        int rough = next.tuning != o->tuning || next.c->status != CF_TUNE_OK;
-        any_rough |= rough;
+    while ((next = tune_fastest_below(o, next.bytes)).tuning) {
+        about |= next.about;
         unusual |= unusual_settings(next.tuning, next.c);
-        add_trade(&t, &next, rough);
+        add_trade(&t, &next);
     }
     t.hidden = (o->tuning->n_splits == 1) | (15 & ~unusual) << 6; /* from the column of replay on */
     code = table_end(&t);
-    if (any_rough)
+    if (about)
         puts("\n~: about; timed, and its memory found, on some of the batches only. A search with --limit-bytes of a\n"
              "row's GiB, rounded up, tries all batches and settings");
     return code;
@@ -990,91 +937,6 @@ static int print_tuning(const tune_outcome *o) {
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
-   Gaps in time against memory
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* Returns how many searches so far had a limit within 2 % of this one. */
-static int64_t fills_with_limit(const tune_outcome *o, double limit) {
-    int64_t i, n = 0;
-
-    for (i = 0; i < o->n_fills; i++) {
-        double other = (double)o->fills[i]->limit_bytes / limit;
-        n += other > 0.98 && other < 1.02;
-    }
-    return n;
-}
-
-/* Finds the widest gap of more than 1.3 x in memory whose middle was not searched from both of its ends. Returns the
-   end to search from next: first the upper one, then the lower one. *limit: the middle. */
-static trade find_gap(const tune_outcome *o, int64_t *limit) {
-    trade found = {NULL, NULL, 0, 0}, above = {NULL, NULL, 0, INT64_MAX}, below;
-    double widest = 1.3;
-
-    for (; (below = fastest_below(o, above.bytes)).tuning; above = below) {
-        double ratio = (double)above.bytes / (double)below.bytes, middle = (double)below.bytes * sqrt(ratio);
-        int64_t tried;
-        if (!above.tuning || ratio < widest || (tried = fills_with_limit(o, middle)) > 1) continue;
-        widest = ratio;
-        *limit = (int64_t)middle >> 20 << 20;
-        found = tried == 0 ? above : below;
-    }
-    return found;
-}
-
-/* Describes a search near a candidate: its split, its K and the next larger one, its ChunkSize and the next smaller
-   ones. sizes: room for them. */
-static cf_tune_desc describe_fill(const tune_job *job, const trade *from, int64_t *sizes) {
-    cf_tune_desc desc = job->desc;
-    const cf_tune_desc full = cf_tune_defaults(&desc);
-    const cf_parallel *split = &from->tuning->splits[from->c->split];
-    int64_t i, unit = desc.pack.align > 1 ? desc.pack.align : 1, size = from->c->chunk_size;
-
-    if (desc.n_gpus > 0) {
-        desc.parallel.tp = split->tp;
-        desc.parallel.pp = split->pp;
-        desc.parallel.dp = split->dp;
-        desc.parallel.ep = split->ep;
-        desc.parallel.zero = split->zero > 0 ? split->zero : -1;
-    }
-    desc.pack.max_cp = from->c->max_cp;
-    for (i = 0; i < full.n_ks - 1 && full.ks[i] < from->c->k; i++) continue;
-    desc.ks = &full.ks[i];
-    desc.n_ks = full.n_ks - i < 2 ? 1 : 2;
-    if (desc.chunk_sizes) {
-        for (i = 0; i < desc.n_chunk_sizes - 1 && desc.chunk_sizes[i] < size; i++) continue;
-        desc.n_chunk_sizes = i < 2 ? i + 1 : 3;
-        desc.chunk_sizes += i + 1 - desc.n_chunk_sizes;
-        return desc;
-    }
-    while (unit < 128) unit *= 2;
-    desc.chunk_sizes = sizes;
-    for (i = 2; i <= 4; i++) {
-        int64_t part = i < 4 ? size / 4 * i / unit * unit : size;
-        if (part > 0 && (desc.n_chunk_sizes == 0 || part > sizes[desc.n_chunk_sizes - 1]))
-            sizes[desc.n_chunk_sizes++] = part;
-    }
-    return desc;
-}
-
-/* Searches in the gaps of time against memory, on one batch. */
-static cf_result fill_gaps(const tune_job *job, tune_outcome *o, cf_error *error) {
-    while (o->tuning->winner >= 0 && o->n_fills < TUNE_MOST_FILLS && !interrupted) {
-        int64_t limit = 0, sizes[3];
-        const trade from = find_gap(o, &limit);
-        cf_tune_desc desc;
-        cf_result result;
-        if (!from.tuning || limit == 0) break;
-        desc = describe_fill(job, &from, sizes);
-        desc.limit_bytes = limit;
-        desc.n_batches = 1;
-        result = cf_tune(job->lengths, job->n, &desc, &o->fills[o->n_fills], error);
-        if (result != CF_OK) return result;
-        o->n_fills++;
-    }
-    return CF_OK;
-}
-
-/* ----------------------------------------------------------------------------------------------------------------
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -1126,7 +988,7 @@ static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
     o->tuning = *out;
     job->desc.progress = stop_if_interrupted;
     progress_set(0, 0, "gaps of time against memory");
-    if (result == CF_OK && !job->asked->tsv) result = fill_gaps(job, o, &error);
+    if (result == CF_OK && !job->asked->tsv) result = tune_fill_gaps(job, o, &interrupted, &error);
     progress_set(0, 0, "the baseline");
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
     whole.progress = job->desc.progress;

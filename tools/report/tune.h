@@ -5,6 +5,7 @@
 
 #include "../command/baseline.h"
 
+#include <signal.h>
 #include <time.h>
 
 typedef struct tune_options {
@@ -86,6 +87,21 @@ typedef struct tune_outcome {
     int n_fills;
     tune_map map;
 } tune_outcome;
+
+/* A candidate of the search or of a fill. */
+typedef struct tune_trade {
+    const cf_tuning *tuning; /* NULL: none */
+    const cf_tune_candidate *c;
+    double seconds;
+    int64_t bytes;
+    int about; /* 1: timed, and its memory found, on some of the batches only */
+} tune_trade;
+
+/* Returns the fastest candidate that needs less than `bytes`; of equally fast ones, the one that needs less. */
+tune_trade tune_fastest_below(const tune_outcome *o, int64_t bytes);
+
+/* Searches in the gaps of time against memory, on one batch, until *stop is not 0. */
+cf_result tune_fill_gaps(const tune_job *job, tune_outcome *o, const volatile sig_atomic_t *stop, cf_error *error);
 
 /* Returns the split of a candidate, including its recomputation. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);

@@ -209,12 +209,7 @@ static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int
     if (with_batches) write_times(w, "batches", &tuning->seconds[id * tuning->n_batches], tuning->n_batches);
 }
 
-static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
-    const cf_tune_candidate *c = &tuning->candidates[id];
-
-    json_open(w, NULL, '{');
-    json_integer_member(w, "id", id);
-    json_integer_member(w, "split", c->split);
+static void write_choice(json_writer *w, const cf_tune_candidate *c) {
     json_integer_member(w, "chunk_size", c->chunk_size);
     json_integer_member(w, "k", c->k);
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
@@ -224,6 +219,15 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_text_member(w, "recompute", cf_recompute_name(c->recompute));
     json_integer_member(w, "recompute_layers", c->recompute_layers);
     json_integer_member(w, "state_window", c->state_window);
+}
+
+static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+
+    json_open(w, NULL, '{');
+    json_integer_member(w, "id", id);
+    json_integer_member(w, "split", c->split);
+    write_choice(w, c);
     json_text_member(w, "status", cf_tune_status_name(c->status));
     if (c->why[0]) json_text_member(w, "why", c->why);
     if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
@@ -270,22 +274,30 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     if (o->recipe.best.status == CF_TUNE_OK || o->recipe.least > 0) baseline_write(w, "fsdp_recipe", &o->recipe);
 }
 
-/* Returns whether no candidate beats this one in both time and memory. place: in the ranking, fastest first. */
-static int is_on_frontier(const cf_tuning *tuning, int64_t place) {
-    int64_t i;
-
-    for (i = 0; i < place; i++)
-        if (tuning->candidates[tuning->ranking[i]].bytes <= tuning->candidates[tuning->ranking[place]].bytes) return 0;
-    return 1;
+static void write_split(json_writer *w, const char *key, const cf_tuning *tuning, int64_t split) {
+    json_open(w, key, '{');
+    modelling_write_split(w, &tuning->splits[split]);
+    if (tuning->max_cps[split] > 0) json_integer_member(w, "max_cp", tuning->max_cps[split]);
+    json_close(w, '}');
 }
 
-static void write_frontier(json_writer *w, const cf_tuning *tuning) {
+static void write_frontier(json_writer *w, const tune_outcome *o) {
+    const cf_tuning *tuning = o->tuning;
+    tune_trade next = {NULL, NULL, 0, INT64_MAX, 0};
     int64_t i;
 
-    json_list_open(w, "frontier");
-    for (i = 0; i < tuning->n_ranked; i++)
-        if (is_on_frontier(tuning, i)) json_list_integer(w, tuning->ranking[i]);
-    json_list_close(w);
+    json_open(w, "frontier", '[');
+    while (tuning->winner >= 0 && (next = tune_fastest_below(o, next.bytes)).tuning) {
+        json_open(w, NULL, '{');
+        if (next.tuning == tuning) json_integer_member(w, "id", next.c - tuning->candidates);
+        write_split(w, "split", next.tuning, next.c->split);
+        write_choice(w, next.c);
+        json_number_member(w, "seconds", next.seconds);
+        json_integer_member(w, "about", next.about);
+        json_integer_member(w, "bytes", next.bytes);
+        json_close(w, '}');
+    }
+    json_close(w, ']');
     json_list_open(w, "best_of_splits");
     for (i = 0; i < tuning->n_splits; i++) json_list_integer(w, tune_best_of_split(tuning, i));
     json_list_close(w);
@@ -296,10 +308,7 @@ static void write_splits(json_writer *w, const cf_tuning *tuning) {
 
     json_open(w, "splits", '[');
     for (i = 0; i < tuning->n_splits; i++) {
-        json_open(w, NULL, '{');
-        modelling_write_split(w, &tuning->splits[i]);
-        if (tuning->max_cps[i] > 0) json_integer_member(w, "max_cp", tuning->max_cps[i]);
-        json_close(w, '}');
+        write_split(w, NULL, tuning, i);
     }
     json_close(w, ']');
 }
@@ -332,7 +341,7 @@ static void write_outcome(const tune_outcome *o, const char *shown, cli_output *
     json_write_begin(&w, to, "chunkflow-tuning");
     write_setting(&w, o);
     write_splits(&w, o->tuning);
-    write_frontier(&w, o->tuning);
+    write_frontier(&w, o);
     write_map(&w, &o->map);
     if (shown) {
         json_integer_member(&w, "n_candidates", o->tuning->n_candidates);
@@ -500,7 +509,7 @@ static char *mark_shown(const tune_outcome *o) {
     for (i = 0; i < o->map.n_chunk_sizes * o->map.n_ks; i++)
         shown[o->map.cells[i].candidate] = shown[o->map.cells[i].numbers] = 1;
     for (i = 0; i < tuning->n_ranked; i++)
-        if (i < o->job->asked->show || is_on_frontier(tuning, i)) shown[tuning->ranking[i]] = 1;
+        if (i < o->job->asked->show) shown[tuning->ranking[i]] = 1;
     for (i = 0; i < tuning->n_splits; i++)
         if (tune_best_of_split(tuning, i) >= 0) shown[tune_best_of_split(tuning, i)] = 1;
     if (tuning->winner >= 0) shown[tuning->winner] = 1;

@@ -322,11 +322,11 @@ function makeTuningPage(tuning) {
     byId("frontier-part").hidden = tuning.frontier.length < 2;
     table.append(head(["fullest GPU", "iteration", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K",
       "schedule", "replay", "recompute", "state"]));
-    for (const c of tuning.frontier.map(id => byNumber.get(id)))
-      table.append(row([exact(c.bytes, gib(c.bytes)), exact(c.seconds, milliseconds(c.seconds)),
-        ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)),
+    for (const c of tuning.frontier)
+      table.append(row([exact(c.bytes, gib(c.bytes)), exact(c.seconds, (c.about ? "~ " : "") + milliseconds(c.seconds)),
+        ...(manySplits ? [shortSplit(c.split)] : []), exact(c.chunk_size, count(c.chunk_size)),
         exact(c.k, count(c.k)), c.schedule, c.replay, recomputeWord(c), stateWord(c)],
-      c === winner ? {class: "chosen"} : {}));
+      c.id === tuning.winner ? {class: "chosen"} : {}));
     keepOnNarrow(table, ["fullest GPU", "iteration", "ChunkSize", "K", "schedule"]);
   }
 
