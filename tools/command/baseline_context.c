@@ -430,8 +430,8 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
     return try_way(s, &way, CF_RECOMPUTE_FULL, 0, error);
 }
 
-/* Adds the work of a method as cf_tune_progress counts it: its batches are packed twice and scheduled once, as it is and
-   then with the recomputation with which it fits. */
+/* Adds the work of a method as cf_tune_progress counts it: its batches are packed twice and scheduled once, as it is
+   and then with the recomputation with which it fits. */
 static void count_way(context_search *s, const context_way *way) {
     double batch = (double)cf_tune_defaults(s->desc).batch;
     double chunks = batch * (double)s->samples[way->packed]->n_chunks / (double)(s->samples[0]->n_chunks + 1);
@@ -469,8 +469,8 @@ static int64_t most_experts(const context_search *s, const cf_parallel *split, i
     return parallel.ep;
 }
 
-/* Tries every way to divide `gpus` GPUs with at least `cp` in a group; tensor parallelism is as given, or stays within a
-   node. */
+/* Tries every way to divide `gpus` GPUs with at least `cp` in a group; tensor parallelism is as given, or stays within
+   a node. */
 static cf_result try_splits(context_search *s, int64_t gpus, int64_t cp, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
     const int64_t reach[] = {1, per_node, gpus}; /* limits on the GPUs for a layer's experts */

@@ -105,7 +105,8 @@ static cf_memory_load guess_load(const memory_options *asked, const memory_path 
     load.chunk_tokens = c;
     load.state_tokens = path->state;
     load.state_gradient_tokens = path->gradient;
-    if ((asked->local_replay || asked->terms.outputs > 0) && path->chunks > asked->k) { /* all but the last K are dropped */
+    /* all chunks but the last K are dropped */
+    if ((asked->local_replay || asked->terms.outputs > 0) && path->chunks > asked->k) {
         load.input_tokens = (path->chunks - asked->k) * c;
         if (load.input_tokens > path->state) load.input_tokens = path->state;
     }
@@ -323,7 +324,8 @@ static int take_peak(void *user, const char *path, int64_t at, const char *line)
     for (i = 0; i < 4 && n == 4; i++)
         if (number[i] < 1 || number[i] > most[i]) n = 5;
     if (n == 0) return CLI_OK;
-    if (n != 4) return cli_at_line(path, at, "wanted CHUNK_SIZE K CONTEXT BYTES, and at most %d such lines", MOST_PEAKS);
+    if (n != 4)
+        return cli_at_line(path, at, "wanted CHUNK_SIZE K CONTEXT BYTES, and at most %d such lines", MOST_PEAKS);
     list->n++;
     return CLI_OK;
 }

@@ -610,7 +610,8 @@ static int write_schedules(planned *made, cli_output *to) {
     pipeline pipe = made->pipe;
     int64_t n_ranks = made->packed.plan->n_ranks;
     char text[120];
-    int n = snprintf(text, sizeof text, "{\n  \"format\": \"chunkflow-schedules\", \"version\": %d, \"n_ranks\": %lld,\n"
+    int n = snprintf(text, sizeof text,
+                     "{\n  \"format\": \"chunkflow-schedules\", \"version\": %d, \"n_ranks\": %lld,\n"
                      "  \"schedules\": [\n", CF_JSON_VERSION, (long long)n_ranks);
     int code = CLI_OK;
 
@@ -745,7 +746,8 @@ static int run(const void *given, char **operands, int n_operands) {
     made.slowest = -1;
     made.asked = asked;
     made.kind = (cf_schedule_kind)asked->kind;
-    if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
+    if (pipeline_asked.model.stage_layers) /* of virtual stages */
+        pipeline_asked.model.n_virtual = asked->n_virtual;
     if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
     code = pipeline_pack(&made.pipe, &priced, operands[0], &made.packed);

@@ -205,9 +205,26 @@ static int read_gpu(const char *path, cf_gpu *out) {
     return code;
 }
 
+/* Returns whether a name begins with a text; letter case and dashes do not matter. */
+static int begins_with(const char *name, const char *text) {
+    for (; *text; text++) {
+        if (*text == '-') continue;
+        while (*name == '-') name++;
+        if (*name == '\0' || tolower((unsigned char)*name++) != tolower((unsigned char)*text)) return 0;
+    }
+    return 1;
+}
+
 int modelling_find_gpu(const char *command, const char *name, cf_gpu *out) {
     const cf_gpu *gpu = cf_gpu_find(name);
+    char meant[512] = "";
+    int i, count = 0;
 
+    for (i = 0; !gpu && gpu_names[i]; i++)
+        if (begins_with(gpu_names[i], name))
+            snprintf(meant + strlen(meant), sizeof meant - strlen(meant), "%s%s", count++ ? " or " : "", gpu_names[i]);
+    if (count > 1) return cli_usage(command, "--gpu: '%s' may be %s", name, meant);
+    if (count == 1) gpu = cf_gpu_find(meant);
     if (!gpu && strchr(name, '.')) return read_gpu(name, out);
     if (!gpu) return cli_refuse_name(command, "--gpu", name, name, gpu_names, "FILE.json");
     *out = *gpu;

@@ -138,6 +138,7 @@ void modelling_free(modelling *m);
 #define MODELLING_GPUS                                                                                      \
     "GPUs\n  a100-40g, a100-80g, h100-80g, h200; unmeasured, from data sheets: b200, gb200, b300, gb300,\n"  \
     "  gh200-96g, h800-80g, a800-80g, h20, mi300x, mi355x, l40s, rtx4090, rtx5090, rtx-pro-6000;\n"          \
+    "  the beginning of a name is enough if no other one begins so;\n"                                        \
     "  or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                                  \
     "  with members of cf_gpu (chunkflow_tune.h)\n"
 

@@ -27,7 +27,8 @@ typedef struct pipeline_options {
     const char *costs;
 } pipeline_options;
 
-#define PIPELINE_DEFAULTS {.stages = 1, .rank = -1, .gpu = GPU_DEFAULTS, .reserve = CF_TUNE_RESERVE, .terms = TERM_DEFAULTS}
+#define PIPELINE_DEFAULTS                                                                                          \
+    {.stages = 1, .rank = -1, .gpu = GPU_DEFAULTS, .reserve = CF_TUNE_RESERVE, .terms = TERM_DEFAULTS}
 
 #define PIPELINE_K_DEFAULT "default: the largest of 1, 2 and 4\nthat memory allows, which is said"
 

@@ -377,7 +377,8 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
     for (stage = 0; stage < schedule->shape.n_stages; stage++) put_line(&p, held, &s, stage);
     put_limit(&p, &s, limit);
     put_axis(&p, p.top + p.plot);
-    text_out_put(&p.to, "<g class=\"%s\" fill=\"#333\">\n", schedule->shape.n_stages <= MOST_NAMED ? "names" : "legend");
+    text_out_put(&p.to, "<g class=\"%s\" fill=\"#333\">\n",
+                 schedule->shape.n_stages <= MOST_NAMED ? "names" : "legend");
     if (schedule->shape.n_stages <= MOST_NAMED) name_lines(&p, held, &s);
     else put_line_keys(&p);
     text_out_put(&p.to, "</g>\n");

@@ -103,7 +103,8 @@ static int add_cases(maker *m) {
     int splits = pipeline_splits_backwards(&m->pipe), split = m->asked->split_backward, code;
 
     if (m->asked->kind)
-        return add_case(m, split && main_kind(m) == CF_SCHEDULE_BEST ? "best, I + W" : cf_schedule_kind_name(main_kind(m)),
+        return add_case(m,
+                        split && main_kind(m) == CF_SCHEDULE_BEST ? "best, I + W" : cf_schedule_kind_name(main_kind(m)),
                         main_kind(m), split);
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
     if (pipeline_takes_paper(&m->pipe)) return code;

@@ -154,7 +154,8 @@ static int take_costs(tune_job *job) {
     if (asked->gpus > 0) return cli_usage("tune", "--costs is for one split, --gpus searches them");
     if (strcmp(asked->costs, "-") == 0) return cli_usage("tune", "--costs must be a file: a page reads it again");
     code = pipeline_costs_read("tune", asked->costs, &asked->modelling, split->pp > 0 ? split->pp : 1,
-                               split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds, &outputs);
+                               split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds,
+                               &outputs);
     job->desc.timing = &job->costs.timing;
     if (job->desc.memory.outputs == 0) job->desc.memory.outputs = outputs;
     return code;

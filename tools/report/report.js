@@ -104,8 +104,8 @@ function numberCells(s, base, memory, streams, speed) {
   if (!memory) return cells;
   if (!s.memory) return [...cells, "-", "-"];
   const total = s.memory[s.fullest].total;
-  return [...cells, s.recompute + offloadWords(s.offload), exact(total, gib(total) + (s.fits ? s.held_down ? ", held down to fit" : ""
-    : ", too much"))];
+  const fits = s.fits ? s.held_down ? ", held down to fit" : "" : ", too much";
+  return [...cells, s.recompute + offloadWords(s.offload), exact(total, gib(total) + fits)];
 }
 
 function fillNumbers() {
@@ -122,7 +122,8 @@ function fillNumbers() {
     const cells = [data.context_words, exact(base, shown(base)), exact(1, estimate(1)),
       exact(shared.bubble_useful, percent(shared.bubble_useful)), "-"];
     for (let i = 0; i < (speed ? 2 : 0) + (streams ? 1 : 0); i++) cells.push("-");
-    byId("numbers").append(row([...cells, shared.recompute + offloadWords(shared.offload), exact(shared.bytes, gib(shared.bytes))]));
+    byId("numbers").append(row([...cells, shared.recompute + offloadWords(shared.offload),
+      exact(shared.bytes, gib(shared.bytes))]));
   }
   data.schedules.forEach((s, i) => byId("numbers").append(
     row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
@@ -139,7 +140,8 @@ function numbersNote(memory, speed, streams) {
       + "gradient (W) where the stage would wait"],
     [has("best"), "best", "the shortest order that a search found"],
     [has("I + W"), "best, I + W", "such a search with backwards in two parts"],
-    [data.part && baselineOf(), "x as fast", "as whole sequences in this split of the GPUs, which the comparison above may not take"],
+    [data.part && baselineOf(), "x as fast",
+      "as whole sequences in this split of the GPUs, which the comparison above may not take"],
     [true, "idle, replays", "of the time of all stages"],
     [!memory, "kept chunks", "the most at once on a stage whose activations are kept"],
     [!memory, "state tokens", "the most at once on a stage whose K and V are kept"],

@@ -39,7 +39,8 @@ static void say_ratio(const tune_outcome *o, double ratio, double half, char *te
     size_t n;
 
     if (gap <= off && off > 0.01) pay = "not decided whether chunks pay here";
-    if (gap < 0.01 && off <= 0.01) snprintf(text, size, "chunks and whole sequences take the same time here, within 1 %%");
+    if (gap < 0.01 && off <= 0.01)
+        snprintf(text, size, "chunks and whole sequences take the same time here, within 1 %%");
     else snprintf(text, size, "%s: %s whole sequences", pay, pipeline_pace(1, ratio));
     n = strlen(text);
     if (off > 0)

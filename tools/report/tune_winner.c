@@ -144,8 +144,8 @@ static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
     "--qkv-bias", "--qk-norm", "--no-gate", "--mtp", "--imbalance", "--no-sp", "--stage-layers", "--gpu",
     "--gpus-per-node", "--launch", "--loss", "--unfused", "--state-gradient", "--optimizer", "--lora",
-    "--lora-experts", "--offload", "--offload-checkpoints", "--runtime", "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual",
-    "--placement", "--costs"};
+    "--lora-experts", "--offload", "--offload-checkpoints", "--runtime", "--fragmentation", "--no-tails", "--align",
+    "--split-backward", "--virtual", "--placement", "--costs"};
 
 static int is_shared(const char *name) {
     size_t i;
@@ -308,7 +308,8 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
            (long long)split->dp);
     if (c->max_cp > 0)
         printf(", .max_cp = %lld, .cp_row_seconds = %.17g, .cp_chunk_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}",
-               (long long)c->max_cp, cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+               (long long)c->max_cp, cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds,
+               cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     else if (c->in_step) fputs(", .lockstep = 1", stdout);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
@@ -332,7 +333,8 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
     if (c->max_cp > 0)
         printf(", max_cp=%lld, cp_row_seconds=%.17g, cp_chunk_seconds=%.17g,\n                        "
                "cost={\"constant\": %.17g, \"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp,
-               cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+               cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds,
+               cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     else if (c->in_step) fputs(", lockstep=1", stdout);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
@@ -358,6 +360,7 @@ void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli
     print_c(job, c, split);
     print_python(job, c, split);
     if (c->outputs)
-        puts("  dropped chunks keep attention's outputs: cf_step.outputs in C, cf_executor_desc.outputs, Step(outputs=True).\n"
+        puts("  dropped chunks keep attention's outputs: cf_step.outputs in C, cf_executor_desc.outputs, "
+             "Step(outputs=True).\n"
              "  A trainer that cannot (PyTorch's on a GPU, so far) wants the answer of tune --no-outputs");
 }

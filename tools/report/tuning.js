@@ -283,7 +283,8 @@ function makeTuningPage(tuning) {
   function baselineCells(b) {
     const behind = b.seconds / winner.seconds - 1;
     return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-",
-      b.recompute + offloadWords(b.offload), "stays", exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
+      b.recompute + offloadWords(b.offload), "stays", exact(b.seconds, milliseconds(b.seconds)),
+      exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
 
@@ -307,8 +308,8 @@ function makeTuningPage(tuning) {
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
     const byTime = shown.filter(c => c !== winner);
-    table.append(head(["place", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay",
-      "recompute", "state", "iteration", "behind", "waste", "fullest GPU"]));
+    table.append(head(["place", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule",
+      "replay", "recompute", "state", "iteration", "behind", "waste", "fullest GPU"]));
     table.append(row(rankingCells(winner), {class: "chosen"}));
     for (const c of byTime) table.append(row(rankingCells(c)));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
