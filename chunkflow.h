@@ -326,8 +326,8 @@ typedef struct cf_pack_desc {
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
     int64_t lockstep;             /* 1: arranges chunks in columns, for ranks that run in lockstep (cf_lockstep_plan).
                                      The i-th chunks of all ranks are column i and cost about the same. There may be
-                                     more chunks than without it, and idle ones. Needs best fit, without shared
-                                     prefixes */
+                                     more chunks than without lockstep, and some may be idle. Needs best fit, without
+                                     shared prefixes */
     int64_t max_cp;               /* maximum ranks of a cp group (see below), at most n_ranks. 0, 1: no cp groups. Above
                                      1, lockstep is implied. A larger max_cp never makes all columns together take
                                      longer; this counts the replays of K = 1 */
@@ -2717,7 +2717,7 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->depth = (double *)cf__take(carver, n, sizeof(double));
     t->child = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->next = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->at = t->jump; /* both are unused once all sequences are attached */
+    t->at = t->jump; /* jump and rank are not used after all sequences are attached */
     t->order = t->rank;
     t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->nodes = (cf__tree_node *)cf__take(carver, t->most_nodes, sizeof(cf__tree_node));
@@ -10584,12 +10584,12 @@ typedef struct cf__checker {
     const cf_limits *limits;      /* K and these limits must hold, and positions count from the start of a list. NULL,
                                      for cf_simulate: any K and any memory are allowed, and positions are indices of
                                      actions */
-    cf_timeline *timeline;        /* gets live and the peaks, if there is one */
+    cf_timeline *timeline;        /* if not NULL, gets `live` and the peaks */
     const cf_held_bytes *bytes;   /* per token, for peak_bytes and the limit on bytes; NULL: bytes do not count */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* number of passes that may be in the lists */
-    int32_t turn;                 /* virtual stages v - 1 and v are on one stage if this number divides v; 0: never */
+    int32_t turn;                 /* virtual stages v - 1 and v are on one stage if v is a multiple of this; 0: never */
     int64_t stage, action;        /* the current place of the walk; action -1: none */
     cf__pipe_held held;
     cf__pipe_room room;           /* the stage's limits */

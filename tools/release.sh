@@ -14,7 +14,7 @@ cp --parents chunkflow.h chunkflow_cuda.cu LICENSE CHANGELOG.md tools/chunkflow_
     tools/guide/train-in-c.md examples/hello.c examples/train_tiny.c "$at"
 { cat tools/archive.md; sed -n '/^## In your trainer/,/^## When/{/^## When/!p;}' README.md; } >"$at/README.md"
 
-# A link to what is not in the archive becomes its text, and goes if it stands alone in parentheses.
+# Replaces a link to a file outside the archive by its text; removes it if it is alone in parentheses.
 for page in README.md tools/guide/train-in-c.md; do
     folder=$(dirname "$at/$page")
     grep -o ']([^)]*)' "$at/$page" | sort -u | while read -r link; do

@@ -1,11 +1,11 @@
-/* bench_arena.cc - how much device memory the executor lays out for a batch, beside the most that is in use at once -
-   MIT or public domain
+/* bench_arena.cc - device memory that the executor lays out for a batch, beside the most that is in use at once - MIT
+   or public domain
 
        bench_arena BATCH FILE ...      FILE: lengths, one a line; BATCH of them are one batch
 
-   Needs no device, but a chunkflow_cuda.cu to ask (cf_executor_memory_of): `make build/cuda/bench_arena` links the one
-   for the emulation. Sizes are those of a 7B model in 16 bits, activations kept whole; state stays on the device.
-   Prints a line for each batch and setting, and sums up. */
+   Needs no device, only a chunkflow_cuda.cu that answers cf_executor_memory_of: `make build/cuda/bench_arena` links the
+   emulated one. Sizes are those of a 7B model in 16 bits that keeps all activations, with state on the device. Prints a
+   line for each batch and setting, and a summary. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"
@@ -33,7 +33,7 @@ struct sums {
     int n = 0;
 };
 
-/* Arena, state and gradient: laid out, and live at most, over all stages. */
+/* Bytes of arena, state and gradient: as laid out, and the most in use at once, over all stages. */
 struct parts {
     double laid_out[3] = {0.0, 0.0, 0.0}, live[3] = {0.0, 0.0, 0.0};
 };

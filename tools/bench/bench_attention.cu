@@ -14,10 +14,11 @@
        +cache=33554432        heads in sections whose arrays share so many bytes of cache
        +processors=66         work cut into parts as for so many multiprocessors
 
-   TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
-   backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
-   overwritten. A time is the median of the runs. bench_attention.py puts PyTorch's numbers beside these, in the same
-   run. What cannot run says "SHAPE VARIANT error WHY", and the others go on; the exit status is then 1. */
+   TFLOP/s count only pairs that the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that
+   for a backward. Inputs are random normal numbers, because zeros draw less power, which raises clocks. Between runs
+   the L2 cache is overwritten. A time is the median of the runs. bench_attention.py prints PyTorch's numbers beside
+   these, from the same run. For a variant that cannot run, "SHAPE VARIANT error WHY" is printed, and the others go on;
+   the exit status is then 1. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"
@@ -36,7 +37,7 @@
 #include <string>
 #include <vector>
 
-/* What one variant fails with; the others go on. */
+/* The failure of one variant; the others go on. */
 struct failure {
     std::string why;
 };
@@ -63,7 +64,7 @@ static shape one_document(const char *name, int heads, int kv_heads, int head_si
     return {name, heads, kv_heads, head_size, {queries}, {keys}};
 }
 
-/* A mix like real fine-tuning data: most documents short, some long; the same on every machine. */
+/* A mix like real fine-tuning data: most documents are short, some long. It is the same on every machine. */
 static shape packed(const char *name, int heads, int kv_heads, int head_size, int tokens) {
     shape s = {name, heads, kv_heads, head_size, {}, {}};
     uint32_t state = 12345;
@@ -88,7 +89,7 @@ static std::vector<shape> all_shapes() {
             packed("packed-32k-hd128", 64, 8, 128, 32768),
             one_document("prefix-8k-over-56k-hd128", 64, 8, 128, 8192, 65536),
             one_document("prefix-8k-over-248k-hd128", 64, 8, 128, 8192, 262144),
-            /* What tensor parallelism leaves of heads on a device: few tiles, which are cut into parts. */
+            /* The heads that tensor parallelism leaves on a device: few tiles, which are cut into parts. */
             one_document("causal-8k-one-key-head", 8, 1, 128, 8192, 8192),
             packed("packed-8k-one-key-head", 8, 1, 128, 8192),
             one_document("prefix-512-over-64k-one-key-head", 8, 1, 128, 512, 65536)};
@@ -100,8 +101,8 @@ static std::vector<shape> small_shapes() {
     return {one_document("small-causal", 2, 1, 128, 70, 70), prefixes};
 }
 
-/* What --check runs: ends of tiles and of documents everywhere, a prefix, few heads, both head sizes; small enough for
-   the host to compare all numbers in a second or two. */
+/* The shapes of --check: tiles and documents that end at different rows, a prefix, few heads, both head sizes. They are
+   small enough for the host to compare all numbers in a second or two. */
 static std::vector<shape> check_shapes() {
     shape prefixes = packed("packed-4k-with-a-prefix", 16, 2, 128, 4096);
     prefixes.keys[0] += 3001;
@@ -121,7 +122,7 @@ __global__ static void normal_kernel(__nv_bfloat16 *to, size_t n, uint32_t seed)
     }
 }
 
-/* Memory of one problem, given back at its end. */
+/* Memory of one problem, freed at its end. */
 struct device_memory {
     std::vector<void *> blocks;
 
@@ -185,7 +186,7 @@ static std::vector<int32_t> sums_of(const std::vector<int32_t> &lengths) {
     return sums;
 }
 
-/* A shape under a variant: prepared, with arrays of random numbers on the device. */
+/* A shape with a variant, prepared, with arrays of random numbers on the device. */
 struct instance {
     device_memory memory;
     std::vector<int32_t> cu_q, cu_k;
@@ -262,7 +263,7 @@ struct timing {
     size_t flush_bytes = (size_t)128 << 20;
 };
 
-/* Median milliseconds of a pass, with the cache overwritten before each run. */
+/* Returns the median milliseconds of a pass. The cache is overwritten before each run. */
 static double median_ms(instance &i, bool backward, void *flush, const timing &how) {
     std::vector<float> times;
     cudaEvent_t start, end;
@@ -300,7 +301,7 @@ static void time_shape(const shape &s, const variant &v, const timing &how) {
 
 /* ---- correctness ---- */
 
-/* All that a forward and a backward write, as doubles: out, lse, dq, dk, dv. */
+/* Everything that a forward and a backward write, as doubles: out, lse, dq, dk, dv. */
 struct outputs {
     std::vector<double> arrays[5];
 };
@@ -333,7 +334,8 @@ static outputs run_once(instance &i) {
              doubles_of(i.x.dv.data, i.n_k, false)}};
 }
 
-/* The length of the difference over that of the reference; never good is a NaN on either side. */
+/* Returns the norm of the difference over the norm of the reference. With a NaN on either side, the result is never
+   good. */
 static double relative_difference(const std::vector<double> &got, const std::vector<double> &wanted) {
     double gap = 0.0, size = 0.0;
     for (size_t i = 0; i < got.size(); i++) {
@@ -343,8 +345,8 @@ static double relative_difference(const std::vector<double> &got, const std::vec
     return std::sqrt(gap) / std::sqrt(size);
 }
 
-/* Against the unfused path, and whether a second run gives the same bits where the interface promises that: an error
-   that moves is a race. P, dS and all results are rounded to bf16 on both sides: 1 % leaves room for that, and for
+/* Compares with the unfused path. Also runs a second time: the bits must be equal where the interface promises that,
+   and a difference is a race. Both sides round P, dS and all results to bf16; the limit of 1 % allows for that, and for
    nothing else. */
 static bool check_shape(const shape &s, const variant &v, const timing &) {
     instance one(s, v), reference(s, parse_variant("unfused"));
@@ -382,7 +384,7 @@ struct settings {
     std::vector<variant> variants;
 };
 
-/* False: an option is not known, or has no value. */
+/* Returns false if an option is unknown, or has no value. */
 static bool parse_settings(int argc, char **argv, settings *to) {
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
@@ -399,7 +401,7 @@ static bool parse_settings(int argc, char **argv, settings *to) {
     return true;
 }
 
-/* Whether all went well. An error of the device itself ends everything: it does not go away. */
+/* Returns whether all went well. An error of the device itself ends everything, because it stays. */
 static bool run_shape(const shape &s, const variant &v, const settings &all) {
     try {
         if (all.check) return check_shape(s, v, all.how);

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Attention speed beside PyTorch's, shape by shape, in one run on one device.
+"""Compares the speed of attention with PyTorch's, shape by shape, in one run on one device.
 
     python3 tools/bench/bench_attention.py build/gpu/bench_attention [options and part of a shape's name]
 
-The options are bench_attention's. For each shape, twice in turn: our variants, forward and backward, then PyTorch's
-flash backend (FlashAttention-2, through the variable-length operator, with the same packed documents and prefixes) and,
-for one document without a prefix, its cuDNN backend. TFLOP/s count visible pairs only, for everyone alike. Every result
-is a line of its own as it comes, as bench_attention prints them; a table of the better ones of the two rounds, and the
-ratio of our best to their best, come last.
+The options are those of bench_attention. Each shape is timed in two rounds. A round times our variants, forward and
+backward, then PyTorch's flash backend (FlashAttention-2, through the variable-length operator, with the same packed
+documents and prefixes). For one document without a prefix, it also times the cuDNN backend. TFLOP/s count only visible
+pairs for all of them. Every result is printed on its own line at once, as bench_attention does. At the end comes a
+table of the better of the two rounds, with the ratio of our best to their best.
 """
 import math
 import subprocess
@@ -53,7 +53,7 @@ def random_inputs(heads, kv_heads, head_size, n_q, n_k):
 
 
 def time_flash(heads, kv_heads, head_size, queries, keys):
-    """FlashAttention-2 as PyTorch ships it: (forward ms, backward ms)."""
+    """Times FlashAttention-2 as PyTorch ships it. Returns (forward ms, backward ms)."""
     q, k, v, dout = random_inputs(heads, kv_heads, head_size, sum(queries), sum(keys))
     cu = [torch.tensor([0] + n).cumsum(0).to(device="cuda", dtype=torch.int32) for n in (queries, keys)]
     most_q, most_k = max(queries), max(keys)
@@ -73,7 +73,7 @@ def time_flash(heads, kv_heads, head_size, queries, keys):
 
 
 def time_cudnn(heads, kv_heads, head_size, queries, keys):
-    """Dense causal attention of one document: (forward ms, backward ms), or None where it does not apply."""
+    """Times dense causal attention of one document. Returns (forward ms, backward ms), or None for other shapes."""
     if len(queries) != 1 or queries != keys:
         return None
     q, k, v, dout = (x.transpose(0, 1)[None].contiguous().requires_grad_()
@@ -91,10 +91,10 @@ def time_cudnn(heads, kv_heads, head_size, queries, keys):
 
 
 def rival_lines(name, rival, time_rival, flop, numbers):
-    """The rival's results as bench_attention prints its own."""
+    """Prints the rival's results in the form of bench_attention."""
     try:
         times = time_rival(*numbers)
-    except Exception as error:  # whatever a backend throws, the others are still to be timed
+    except Exception as error:  # after any error of a backend, the others must still be timed
         return [f"{name} {rival} error {' '.join(f'{type(error).__name__}: {error}'.split())}"]
     if times is None:
         return []
@@ -103,7 +103,7 @@ def rival_lines(name, rival, time_rival, flop, numbers):
 
 
 def is_result(words):
-    """A speed, as "shape variant pass ms ms TFLOP/s TFLOP/s", or what a check or an error says."""
+    """Reads a line: a speed, as "shape variant pass ms ms TFLOP/s TFLOP/s", or the text of a check or an error."""
     if words[-1] != "TFLOP/s":
         return len(words) >= 4 and words[2] in ("check", "error")
     try:
@@ -113,8 +113,8 @@ def is_result(words):
 
 
 def our_lines(binary, options, name):
-    """Whatever it says of this very shape, and one line for what went wrong with it as a whole. It has an exit status
-    of its own where one of its variants fails."""
+    """Returns what bench_attention prints for exactly this shape, and a line if its run failed as a whole. If only a
+    variant fails, it has an exit status of its own."""
     command = [binary, "--seconds", str(SECONDS), *options, name]
     wrong = []
     try:
@@ -137,7 +137,7 @@ def our_lines(binary, options, name):
 
 
 def time_shape(binary, options, listed, best):
-    """Prints every result, and keeps the better one of the rounds: best[shape, pass][who] = TFLOP/s."""
+    """Prints every result, and keeps the better of the two rounds: best[shape, pass][who] = TFLOP/s."""
     name, heads, kv_heads, head_size, queries, keys = listed.split()
     heads, kv_heads, head_size = int(heads), int(kv_heads), int(head_size)
     queries, keys = ([int(n) for n in text.split(",")] for text in (queries, keys))

@@ -1,21 +1,21 @@
-/* bench_baseline.c - the default schedule against how the same batches are trained without chunks.
+/* bench_baseline.c - compares the default schedule with training of the same batches without chunks.
 
        make build/bench_baseline && build/bench_baseline [own] [FILE]
 
-   Qwen2.5-7B on 16 H100, as tensor 4 x pipeline 4 and as tensor 2 x pipeline 8; the loss is computed a few rows at a
-   time, or the logits of a long sequence would fit nowhere. Five kinds of batches, 12 of each: chat (lengths like those
-   of LMSys-Chat-1M), the same with one sequence of 256K, the lengths of FILE in their order (without it this kind is
-   left out), log-normal, and code (long answers: uniform between 1K and 12K).
+   Qwen2.5-7B on 16 H100, as tensor 4 x pipeline 4 and as tensor 2 x pipeline 8. The loss is computed a few rows at a
+   time, because the logits of a long sequence would not fit. Five kinds of batches, 12 of each: chat (lengths like
+   those of LMSys-Chat-1M), the same with one sequence of 256K, the lengths of FILE in their order (left out without
+   FILE), log-normal, and code (long answers: uniform between 1K and 12K).
 
-   The baseline is 1f1b that splits no sequence in its fastest form, a micro-batch a sequence or packed to the longest,
-   with the recomputation that it needs to fit into the GPU. Ours is a cf_schedule_desc that is all zero but for
-   n_stages, with the first ChunkSize and recomputation in cf_tune's ranking, asked for K = 1 within the baseline's
-   bytes, with which this call keeps to these bytes itself; one that ranks before it is printed in brackets. Both are
-   chosen for the 12 batches together, as for a data set; with `own`, for each batch by itself.
+   The baseline is the fastest form of 1f1b that splits no sequence: a micro-batch is a sequence, or several packed to
+   the longest, with the recomputation that it needs to fit into the GPU. Ours is a cf_schedule_desc of zeros except
+   n_stages. ChunkSize and recomputation are the first in cf_tune's ranking, for K = 1 and the baseline's bytes, with
+   which this call itself keeps to these bytes. A setting ranked before it is printed in brackets. Both are chosen for
+   the 12 batches together, as for a data set; with `own`, for each batch by itself.
 
-   A line for each batch: seconds of the pipeline (without the optimizer's step) and bytes of the fullest GPU. Ratios
-   are ours over the baseline's; "timed" is the same call with the timing. Exit status 1 if ours is slower anywhere; the
-   reasons are printed. */
+   A line for each batch has the seconds of the pipeline (without the optimizer's step) and the bytes of the fullest
+   GPU. Ratios are ours over the baseline's; "timed" is the same call with the timing. The exit status is 1 if ours is
+   slower in any case, and the reasons are printed. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../command/cli.h"
@@ -65,7 +65,7 @@ static int64_t draw_length(kind_id id, int64_t i, draw_source *source) {
     }
 }
 
-/* All batches of a kind, one after the other. Returns 0 where they are to come from a file, and there is none. */
+/* Draws all batches of a kind, one after the other. Returns 0 if they should come from a file, and there is none. */
 static int draw_batches(kind_id id, const char *path, int64_t *lengths) {
     int64_t n = BATCHES * kinds[id].batch, i;
     draw_source source;
@@ -144,13 +144,13 @@ static outcome run_way(const way *w, const int64_t *lengths, int64_t n) {
     return out;
 }
 
-/* The batches of one kind that are set up alike. */
+/* Batches of one kind with the same set-up. */
 typedef struct batches {
     const int64_t *lengths;
     int64_t n, size; /* how many, and sequences of each */
 } batches;
 
-/* Runs them all. Returns the seconds of all together, and fills in one outcome each; *bytes: the most. */
+/* Runs all batches. Returns the seconds of all together, and fills in one outcome for each. *bytes: the largest. */
 static double run_all(const way *w, const batches *of, outcome *out, int64_t *bytes) {
     double seconds = 0;
     int64_t b;
@@ -172,7 +172,7 @@ static int64_t longest_of(const int64_t *lengths, int64_t n) {
     return longest;
 }
 
-/* Returns 0 where it does not fit, whatever it recomputes; then *bytes is what it needs at least. */
+/* Returns 0 if the baseline does not fit with any recomputation; *bytes is then the least that it needs. */
 static int find_base(const batches *of, const cf_parallel *parallel, way *w, outcome *out, int64_t *bytes) {
     int64_t memory = cf_gpu_find(GPU)->memory, least = INT64_MAX;
     double best = DBL_MAX;
@@ -224,14 +224,14 @@ static cf_tune_desc tune_desc(const batches *of, const cf_parallel *parallel, in
     return desc;
 }
 
-/* What stood before ours in the ranking, but takes more bytes. */
+/* A setting that was ranked before ours, but takes more bytes. */
 typedef struct passed_over {
     way way;
-    double ranked, seconds; /* as cf_tune has it, of one batch; of all batches */
+    double ranked, seconds; /* seconds by cf_tune, of one batch; seconds of all batches */
     int64_t bytes;
 } passed_over;
 
-/* Returns 0 if cf_tune has nothing with which the default call keeps to so many bytes. */
+/* Returns 0 if cf_tune has no setting with which the default call keeps to these bytes. */
 static int find_ours(const batches *of, const cf_parallel *parallel, int64_t limit_bytes, way *w, outcome *out,
                      passed_over *over) {
     cf_tune_desc desc = tune_desc(of, parallel, limit_bytes);
@@ -289,7 +289,7 @@ static void print_way(const char *name, const way *w) {
     else printf("at most %s tokens at a time\n", cli_commas(w->pack.chunk_size));
 }
 
-/* A line for what was passed over, against the baseline's batches. Returns whether it is no slower. */
+/* Prints a line that compares a setting ranked before ours with the baseline. Returns whether it is no slower. */
 static int print_passed_over(const passed_over *over, const outcome *theirs, int64_t n, int64_t bytes) {
     double seconds = 0;
     int64_t b;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A training step of a small Qwen2 on a CPU: chunks beside whole sequences, in seconds of CPU and bytes.
+"""Times a training step of a small Qwen2 on a CPU, with chunks and with whole sequences, in seconds of CPU and bytes.
 
     make shared
     tools/bench/bench_chunks.py [--rounds N] [--lengths 12288,4096]
 
-Each batch is one sequence of the first length and short ones. Every way runs in a process of its own, one thread,
-fp32; the ways take turns, and the table has medians of the rounds. Bytes are the most that the process held during the
-step, less what it held with the model alone; the C library gives large blocks back at once. Whole sequences run one at
-a time, since padding and packing only cost more; the low-memory recipe checkpoints every layer and takes the loss 1,024
-rows at a time.
+Each batch is one sequence of the first length and short ones. Every way runs in its own process, with one thread and
+fp32. The ways take turns, and the table has medians of the rounds. Bytes are the most that the process held during the
+step, less what it held with the model alone; the C library returns large blocks at once. Whole sequences run one at a
+time, because padding and packing would only cost more. The low-memory recipe checkpoints every layer and computes the
+loss 1,024 rows at a time.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "
 import chunkflow.huggingface
 import chunkflow.torch
 
-ROWS = 1024  # of logits at a time in the low-memory recipe
+ROWS = 1024  # rows of logits at a time in the low-memory recipe
 WAYS = {
     "one at a time": None,
     "checkpointing, chunked cross entropy": None,
@@ -76,7 +76,7 @@ def memory(name):
 
 
 def measure(way, longest):
-    """Seconds of one step and its bytes, behind a short step that warms up."""
+    """Returns the seconds and bytes of one step, after a short step that warms up."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     model = make_model()

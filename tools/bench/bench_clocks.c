@@ -1,9 +1,9 @@
-/* Schedules of two headers, made by the estimates and judged by other clocks, side by side in one run.
+/* Compares the schedules of two headers, made by the estimates and timed by other clocks, side by side in one run.
 
        make bench-clocks OTHER=/path/to/another/chunkflow.h [ARGS='option...']
 
-   Every schedule is made by each header from the same estimates, those of a 14B model. Its fixed order is then timed by
-   the clocks of clocks_side.h. A table has a row for each set of cases and limit:
+   Each header makes every schedule from the same estimates, those of a 14B model. The clocks of clocks_side.h then time
+   its fixed order. A table has a row for each set of cases and limit:
 
        v1   one virtual stage on 4, 8 and 16 stages          none, default, as many chunks as stages, half of that
        v2   two virtual stages in loops on 4 and 8 stages    none, default, twice as many chunks as stages
@@ -12,8 +12,9 @@
        eq   equal chunks, under the limits of published schedules of cut backwards; eqT: a transfer takes 0.2 of a pass
 
    Columns: this header's makespan over its bound; the loss against the other header in per cent, by the estimates and
-   as the mean of ten clocks (PERT); processor time of the search over the other's; cases with a nominal makespan above
-   1.03 of the other's, and the worst ratio. Last, medians of 15 calls by default, the headers by turns.
+   as the mean of ten clocks (PERT); the processor time of the search over the other's; and the cases with a nominal
+   makespan above 1.03 of the other's, with the worst ratio. Last come medians of 15 calls with default options, of the
+   headers in turns.
 
    Options: set=NAME (one of the above, or times), batches=N, seed=N, ks=14 (the K to try, as digits), stages=N (at
    most), lengths=FILE (every third batch takes its next 64 lengths, one a line), cases (a line for each case). */
@@ -76,8 +77,8 @@ static int64_t read_lengths(int64_t skip, int64_t n, int64_t *lengths) {
     exit(2);
 }
 
-/* By turns 96 log-normal lengths, 256 of chat, and of these the first one 256K long; with a file, its lengths in place
-   of every third batch. */
+/* Draws by turns 96 log-normal lengths, 256 of chat, and the latter with the first one 256K long. With a file, every
+   third batch has the file's lengths instead. */
 static int64_t draw_batch(int64_t batch, int64_t *lengths) {
     int kind = (int)(batch % 3);
     int64_t n = kind == 0 ? 96 : 256, i;
@@ -206,7 +207,7 @@ static void compare_batches(void) {
 
 /* ---- equal chunks ---- */
 
-/* The limits of published schedules, as chunks for so many stages. */
+/* The limits of published schedules, in chunks, for numbers of stages. */
 static const struct {
     const char *name;
     int n_virtual, in_v, split;
@@ -215,7 +216,7 @@ static const struct {
                  {"V-Half", 2, 1, 1, 1, 1, 2}, {"V-Min", 2, 1, 1, 2, 3, 3}, {"1F1B", 1, 0, 0, 0, 1, 0},
                  {"loops", 2, 0, 0, 0, 1, 0},  {"loops, cut", 2, 0, 1, 0, 1, 0}};
 
-/* Seconds of F, I and W, and of a transfer: equal ones, and two that papers give. */
+/* Seconds of F, I and W, and of a transfer: equal ones, and two sets that papers give. */
 static const double equal_costs[N_COSTS][4] = {{1, 1, 1, 0}, {1, 1.2, 0.8, 0.024}, {1, 1.21, 0.645, 0.024}};
 
 static void compare_equal(const char *set, double transfer) {

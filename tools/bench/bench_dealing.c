@@ -1,20 +1,21 @@
-/* Plans of two headers for data-parallel ranks, side by side in one run.
+/* Compares plans of two headers for data-parallel ranks, side by side in one run.
 
        make bench-dealing OTHER=/path/to/another/chunkflow.h [ARGS='FILE' or ARGS=--time]
 
-   Sixty cases, ChunkSize 8K, a pair at 2.84e-5 of a row: 256, 1,024 and 4,096 lengths of a service trace (those of FILE
-   in their order, or drawn like them), 256 and 1,024 of chats, and 512 of 1K to 24K; on 4, 8, 16, 32 and 64 ranks; a
-   chunk costs nothing beside its rows, or as much as 500 rows. "most expensive": the most expensive rank over the mean
-   of the ranks, by this header; "ratio": against the other header's; then steps of a rank and all chunks of both.
+   Sixty cases with ChunkSize 8K, in which a pair costs 2.84e-5 of a row. Lengths are 256, 1,024 and 4,096 of a service
+   trace (those of FILE in their order, or drawn like them), 256 and 1,024 of chats, and 512 of 1K to 24K. There are 4,
+   8, 16, 32 and 64 ranks. A chunk costs nothing in addition to its rows, or as much as 500 rows. "most expensive" is
+   the most expensive rank over the mean of the ranks, by this header; "ratio" compares it with the other header's. Then
+   come the steps of a rank and all chunks, of both headers.
 
-   Then 4,000 random batches of each of three kinds, 20 to 320 sequences on 2 to 32 ranks in chunks of 1K to 8K: how
-   many have over two steps more than the other header's, the most that are more, and the ratio of the most expensive
-   ranks, mean and worst.
+   Then 4,000 random batches of each of three kinds, 20 to 320 sequences on 2 to 32 ranks in chunks of 1K to 8K. Printed
+   are the number of batches with over two steps more than the other header's, the largest excess, and the ratio of the
+   most expensive ranks, mean and worst.
 
-   Then batches in step as those of bench_ranks.c, without cp groups and with cp groups of any width: seconds of all
-   columns, replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, or alone with
-   --time, processor time of cf_pack and cf_plan_validate on one rank, medians of 15 calls by turns. Prints tables, judges
-   nothing. */
+   Then batches in step like those of bench_ranks.c, without cp groups and with cp groups of any width. Printed is the
+   time of all columns, with replays at K 1, of this header over the other's: mean and worst of 20 batches. Last, or
+   alone with --time, comes the processor time of cf_pack and cf_plan_validate on one rank, medians of 15 calls by
+   turns. Prints tables, and judges nothing. */
 
 #include "dealing_side.h"
 #include "../command/draw.h"
@@ -99,7 +100,8 @@ static void deal_all(const int64_t *trace, double constant) {
 
 /* ---- steps ---- */
 
-/* Lengths of one random batch. "giants" have three sequences of 100,000 to 300,000, and all others fit into a chunk. */
+/* Draws the lengths of one random batch. "giants" have three sequences of 100,000 to 300,000; all others fit into a
+   chunk. */
 static dealing_case draw_batch(int giants, int by_pairs, int64_t *lengths) {
     dealing_case of = {lengths, 20 + (int64_t)(draw() * 300), 0, 0, 0, 0, 0, 0, 0};
     double mean, spread;
@@ -126,7 +128,7 @@ static void count_steps(const char *name, int giants, int by_pairs) {
         int64_t more = ours.steps - theirs.steps;
         over += more > 2;
         most = more > most ? more : most;
-        if (!by_pairs) continue; /* weights by default are the library's, and seconds are unknown here */
+        if (!by_pairs) continue; /* default weights come from the library, so seconds are unknown here */
         sum += ours.seconds / theirs.seconds / RANDOM;
         worst = fmax(worst, ours.seconds / theirs.seconds);
     }

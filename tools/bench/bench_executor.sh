@@ -15,8 +15,8 @@ out=$2
 batches=$3
 shift 3
 
-# PASS ROWS PAIRS SECONDS of what was measured, as chunkflow time --fit reads them. Where all replays are of full chunks
-# nothing tells their constant from their time per row: they are left out then, and count as forwards.
+# Prints PASS ROWS PAIRS SECONDS of what was measured, as chunkflow time --fit reads them. If all replays are of full
+# chunks, their constant and their time per row cannot be told apart. They are then left out, and count as forwards.
 samples() {
     awk '
         function value(name,  text) {
@@ -55,7 +55,7 @@ trap 'exit 143' TERM # without it dash would leave $work behind
 n=0
 for batch in $(printf '%s' "$batches" | tr : ' '); do
     n=$((n + 1))
-    # The last of three steps: what is loaded or made on first use is there by then.
+    # Uses the last of three steps, when everything that is loaded or made on first use is there.
     "$programs/executor_cuda" "$@" --synthetic "$batch" --steps 3 --timeline "$out/measured.json" \
         --plan "$out/plan.json" || exit 1
     measured=$(makespan) || exit 1

@@ -1,13 +1,13 @@
-/* bench_fit.c - does the time model hold? Times the passes of the CPU trainer, fits the three terms of each to half of
-   the shapes, and says how far they are off on the other half.
+/* bench_fit.c - does the time model hold? Times the passes of the CPU trainer and fits the three terms of each to half
+   of the shapes. Prints how far the fit is off on the other half.
 
        cc -std=c99 -O3 -funroll-loops tools/bench/bench_fit.c -lm -o bench_fit
        bench_fit [REPEATS]
 
-   A shape is a chunk's tokens and the tokens before it. The trainer runs as it always does, sequence by sequence; each
-   time is the median of REPEATS (default 9) runs. Two ways to leave shapes out: every second one, and every second
-   ChunkSize, which asks more of the constant term. Prints tables, judges nothing; a busy machine shows in the spread.
-   */
+   A shape is the tokens of a chunk and the tokens before it. The trainer runs as usual, sequence by sequence; each time
+   is the median of REPEATS (default 9) runs. Shapes are left out in two ways: every second shape, and every second
+   ChunkSize, which tests the constant term more. Prints tables, and judges nothing; if the machine is busy, the spread
+   is large. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -43,8 +43,7 @@ typedef struct timing_run {
     timed (*shapes)[PASSES]; /* of this ChunkSize, by chunk */
 } timing_run;
 
-/* Processor time: there is one thread, which waits for nothing, so this is what a machine without other work would
-   take. */
+/* Returns processor time. The one thread waits for nothing, so this is the time on a machine without other work. */
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -65,7 +64,7 @@ static cf_result time_step(timing_run *run, const cf_step *step, cf_error *error
     return result;
 }
 
-/* One training step on one sequence of CHUNKS chunks, K = 1, so that there are replays too. */
+/* Runs one training step on one sequence of CHUNKS chunks with K = 1, so that there are replays. */
 static cf_result train_once(timing_run *run, const batch *b, const weights *w, weights *gradient, cf_error *error) {
     chunk_runner *r = run->runner;
     cf_plan *plan = NULL;
@@ -83,7 +82,7 @@ static cf_result train_once(timing_run *run, const batch *b, const weights *w, w
     return result;
 }
 
-/* One repeat of all shapes of a ChunkSize, after a run that warms up. */
+/* Runs one repeat of all shapes of a ChunkSize, after a run that warms up. */
 static void time_chunk_size(int64_t chunk_size, timed (*shapes)[PASSES]) {
     memory_meter meter = {{0}, {0}};
     chunk_runner runner;
@@ -135,7 +134,7 @@ static const cf_pass_cost *cost_of(const cf_stage_cost *cost, int which) {
     return which == CF_F ? &cost->forward : which == CF_R ? &cost->replay : &cost->backward;
 }
 
-/* Fits to one half and looks at the other. */
+/* Fits to one half of the shapes, and compares with the other half. */
 static void fit_and_test(timed (*shapes)[PASSES], int by_chunk_size) {
     static cf_sample samples[SHAPES * PASSES];
     cf_stage_cost cost;
@@ -177,7 +176,7 @@ static void fit_and_test(timed (*shapes)[PASSES], int by_chunk_size) {
     printf("held-out shapes, all passes: median error %.2f %%\n", 100 * median(all, n_all));
 }
 
-/* How far the quarter points of the repeats are apart, as a median over shapes and passes. */
+/* Returns the distance between the quartiles of the repeats, as a median over shapes and passes. */
 static double noise(timed (*shapes)[PASSES]) {
     double spreads[SHAPES * PASSES];
     int n = 0;
@@ -198,7 +197,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_fit: REPEATS must be 1 .. %d\n", MOST_REPEATS);
         return EXIT_BAD_INPUT;
     }
-    for (int r = 0; r < repeats; r++) /* all shapes in turn, so that a slow moment of the machine hits none alone */
+    /* all shapes by turns, so that a slow moment of the machine affects no single shape */
+    for (int r = 0; r < repeats; r++)
         for (int i = 0; i < SIZES; i++) time_chunk_size(chunk_sizes[i], &shapes[i * CHUNKS]);
     printf("CPU trainer, " REAL_NAME
            ": %d layers, hidden %d, one thread; %d shapes (chunks of %lld to %lld tokens behind up to\n"

@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 . "${0%/*}/recipe.sh"
 
-# peak OPTIONS...: GiB of the fullest stage; fails where the command does
+# peak OPTIONS...: prints GiB of the fullest stage; fails if the command does
 peak() {
     "$CHUNKFLOW" memory --loss parallel --tsv "$@" >"$work/stages" || return 1
     awk -F '\t' '

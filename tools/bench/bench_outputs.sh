@@ -12,7 +12,7 @@ FOLDER=$(mktemp -d)
 trap 'rm -rf "$FOLDER"' EXIT
 . "${0%/*}/fastest.sh"
 
-# Both sides of one question, and one line about them.
+# Runs both sides of one comparison, and prints one line about them.
 line() { # NAME MODEL GPU GPUS BATCH LIST
     without=$(fastest "$6" --model "$2" --gpu "$3" --gpus "$4" --batch "$5" --no-outputs)
     with=$(fastest "$6" --model "$2" --gpu "$3" --gpus "$4" --batch "$5")

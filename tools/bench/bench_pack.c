@@ -1,9 +1,9 @@
 /* bench_pack.c - how fast and how well cf_pack packs, beside rivals in the same run.
 
-   Rivals: first-fit decreasing, written here from the textbook and sharing nothing with chunkflow.h, and the best-fit
-   core that TRL runs in Python (trl_bfd.py, if --python names an interpreter). bench_pack.sh builds and runs this
-   and keeps a record. Times are medians, of the processor's time. Nothing here passes or fails on time; targets are
-   printed beside what was measured. */
+   The rivals are first-fit decreasing, written here from the textbook without code of chunkflow.h, and the best-fit
+   core that TRL runs in Python (trl_bfd.py, if --python names an interpreter). bench_pack.sh builds and runs this, and
+   keeps a record. Times are medians of processor time. Nothing here passes or fails by time; targets are printed beside
+   the measured times. */
 
 #define _POSIX_C_SOURCE 200809L
 #define CHUNKFLOW_STATIC
@@ -84,17 +84,18 @@ static sample draw_sample(int64_t n, uint64_t seed) {
    The rival in C: first-fit decreasing with a segment tree
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Pieces to be packed, longest first, and the chunks that are open before: the last chunks of the chains. */
+/* The pieces to pack, longest first, and the chunks that are open before: the last chunks of the chains. */
 typedef struct pieces {
     int64_t *size;   /* (n) */
     int64_t n;
-    int64_t *opened; /* (n_opened) room in each chunk that is open before */
+    int64_t *opened; /* (n_opened) room in each chunk that is open at the beginning */
     int64_t n_opened;
     int64_t n_full;  /* chunks that are full before */
 } pieces;
 
-/* Cuts what is longer than chunk_size. A rest keeps a chunk of its own, which whole short sequences may then fill: the
-   rule that chunkflow must obey. With free_rests it is a piece like any other, which breaks that rule. */
+/* Cuts sequences longer than chunk_size. The rest of each keeps its own chunk, which whole short sequences may then
+   fill; this is the rule that chunkflow must obey. With free_rests, a rest is a piece like any other, which breaks that
+   rule. */
 static pieces cut(const int64_t *lengths, int64_t n, int64_t chunk_size, int free_rests) {
     pieces p = {NULL, 0, NULL, 0, 0};
     int64_t i;
@@ -116,7 +117,7 @@ static void free_pieces(pieces *p) {
     free(p->opened);
 }
 
-/* The indices of the pieces, longest first, equal ones in input order: a counting sort. */
+/* Sorts the indices of the pieces by counting: longest first, equal ones in input order. */
 static void order_pieces(const pieces *p, int64_t chunk_size, int32_t *order) {
     int32_t *start = (int32_t *)need_memory((size_t)chunk_size + 2, sizeof *start);
     int64_t size, i;
@@ -131,9 +132,9 @@ static void order_pieces(const pieces *p, int64_t chunk_size, int32_t *order) {
     free(start);
 }
 
-/* first_fit_decreasing: puts the index of a chunk into chunk_of[piece] and returns how many chunks there are, those
-   opened before included. The tree holds the room of each chunk in its leaves, of the roomier child above; chunks
-   not yet opened have all the room, so that the search for the leftmost leaf with room never fails. */
+/* Puts the index of a chunk into chunk_of[piece]. Returns the number of chunks, those opened before included. The
+   leaves of the tree have the room of each chunk, and each inner node has the larger room of its children. Chunks that
+   are not open yet have all their room, so the search for the leftmost leaf with enough room never fails. */
 static int64_t first_fit_decreasing(const pieces *p, int64_t chunk_size, int32_t *chunk_of) {
     int64_t leaves = 1, used = p->n_opened, i, node;
     int32_t *order = (int32_t *)need_memory((size_t)p->n, sizeof *order);
@@ -160,7 +161,7 @@ static int64_t first_fit_decreasing(const pieces *p, int64_t chunk_size, int32_t
     return used;
 }
 
-/* Exits if a chunk of the rival's is too full: a wrong rival proves nothing. */
+/* Exits if a chunk of the rival is too full: a comparison with a wrong rival would prove nothing. */
 static void check_rival(const pieces *p, int64_t chunk_size, const int32_t *chunk_of, int64_t n_chunks) {
     int64_t *tokens = (int64_t *)need_memory((size_t)n_chunks, sizeof *tokens);
     int64_t i;
@@ -186,7 +187,7 @@ typedef struct bench_options {
     int quick;
 } bench_options;
 
-/* What the summary at the end needs of the main sample. */
+/* The numbers of the main sample that the summary at the end needs. */
 typedef struct headline {
     double pack_seconds;
     double ffd_seconds;
@@ -200,7 +201,7 @@ static void print_row(const char *name, double seconds, int64_t n, int64_t chunk
     printf(" %12s chunks %+9.4f %%\n", cli_commas(chunks), excess_percent(chunks, bound));
 }
 
-/* Packs into reused memory, `repeats` times; the plan of the last time is checked. Returns the median time. */
+/* Packs into reused memory, `repeats` times, and checks the last plan. Returns the median time. */
 static double time_pack_into(const sample *s, const cf_pack_desc *desc, int repeats, cf_plan_stats *stats,
                              int64_t *bound, int64_t *slices) {
     timings t = {{0}, 0};
@@ -259,7 +260,7 @@ static double time_first_fit(const sample *s, int64_t chunk_size, int free_rests
     return median(&t);
 }
 
-/* Runs trl_bfd.py on the sample; 0 where it is not asked for. *core: without its sort. */
+/* Runs trl_bfd.py on the sample; returns 0 if that was not requested. *core: the time without its sort. */
 static double time_python(const bench_options *asked, const sample *s, int64_t chunk_size, double *core,
                           int64_t *chunks) {
     char command[2048], answer[256];
@@ -335,7 +336,7 @@ static headline compare_packers(const bench_options *asked, const sample *s, int
         print_row("rival: TRL's best-fit core in Python, mixed so", head.python_seconds, s->n, chunks,
                   head.lower_bound, head.pack_seconds);
         print_row("  the same without its sort", core, s->n, chunks, head.lower_bound, head.pack_seconds);
-        head.python_seconds = core; /* the summary takes the figure that is better for the rival */
+        head.python_seconds = core; /* the summary takes the number that is better for the rival */
     }
     return head;
 }
@@ -344,7 +345,7 @@ static headline compare_packers(const bench_options *asked, const sample *s, int
    A data loader's batches
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Memory that is there once and serves every batch. */
+/* Memory that is allocated once, for every batch. */
 typedef struct loader {
     void *pack_memory, *schedule_memory, *metadata_memory;
     size_t pack_bytes, schedule_bytes, metadata_bytes;
@@ -357,7 +358,7 @@ static void at_least(void **memory, size_t *have, size_t need) {
     *have = need;
 }
 
-/* Sizes the memory for the largest of the batches. */
+/* Allocates memory for the largest of the batches. */
 static loader make_loader(const sample *s, int64_t batch, const cf_pack_desc *desc, const cf_schedule_desc *order) {
     loader l = {NULL, NULL, NULL, 0, 0, 0};
     cf_error error;
@@ -385,7 +386,7 @@ static void free_loader(loader *l) {
 
 typedef enum depth { PACK_ONLY, WITH_METADATA } depth;
 
-/* Plans one batch. Returns a number that depends on the result, so that no compiler leaves work out. */
+/* Plans one batch. Returns a number that depends on the result, so that the compiler cannot leave work out. */
 static int64_t plan_batch(loader *l, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
                           const cf_schedule_desc *order, depth how) {
     cf_plan *plan = NULL;
@@ -407,7 +408,7 @@ static int64_t plan_batch(loader *l, const int64_t *lengths, int64_t n, const cf
 
 static volatile int64_t sink; /* see plan_batch */
 
-/* Median, over `repeats` passes through the sample, of the mean time per batch. */
+/* Returns the median, over `repeats` passes through the sample, of the mean time per batch. */
 static double time_batches(loader *l, const sample *s, int64_t batch, const cf_pack_desc *desc,
                            const cf_schedule_desc *order, depth how, int repeats) {
     timings t = {{0}, 0};
@@ -466,7 +467,7 @@ static double bench_batches(const bench_options *asked) {
    Growth
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Time per sequence for batches of n, for each n; returns the most expensive over the cheapest. */
+/* Measures the time per sequence for batches of n, for each n. Returns the ratio of the slowest to the fastest. */
 static double bench_growth(const bench_options *asked) {
     sample s = draw_sample(asked->quick ? 100000 : 10000000, 1);
     double cheapest = 0.0, dearest = 0.0;
@@ -499,7 +500,7 @@ static double bench_growth(const bench_options *asked) {
    Trees
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A prompt, branches below it, and below each of them leaves that own at most so many tokens. */
+/* A tree: a prompt, branches below it, and leaves below each branch with at most a number of own tokens. */
 typedef struct shape {
     const char *name;
     int64_t prompt, branches, branch, leaves, own;

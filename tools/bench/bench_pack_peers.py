@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Packing by TRL and axolotl themselves, where they are installed, beside chunkflow's: bins, tokens lost, CPU time.
+"""Compares packing by TRL and axolotl, if they are installed, with chunkflow's: bins, tokens lost, CPU time.
 
     make shared
     bench_pack_peers.py [--chunk-size N] [--repeat N] FILE
 
-FILE has one length a line. TRL's pack_dataset is given a dataset with a column of so many one-byte tokens, as it packs
-columns and not lengths; it packs each batch of `map` by itself, 1,000 examples by default. axolotl's sampler takes
-lengths, in the order of the list; what is longer than a bin has been dropped before by its default. CPU time is that of
-the process, its threads included: the median of the repeats, after one that is not counted (numba compiles in it).
+FILE has one length a line. TRL's pack_dataset packs columns and not lengths, so it gets a dataset with a column of
+one-byte tokens. It packs each batch of `map` by itself, 1,000 examples by default. axolotl's sampler takes lengths in
+the order of the list; its default drops sequences longer than a bin before that. CPU time is that of the process with
+its threads: the median of the repeats, without the first, in which numba compiles.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import chunkflow
 
 
 def row(name, lengths, chunk_size, repeat, pack):
-    """Times pack(lengths, chunk_size), which returns how many bins there are and the tokens in them."""
+    """Times pack(lengths, chunk_size), which returns the number of bins and the tokens in them."""
     seconds = []
     for _ in range(repeat + 1):
         start = time.process_time()

@@ -10,7 +10,7 @@ CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# seconds MEMBER: the seconds of a member; "-" where it does not fit
+# seconds MEMBER: prints the seconds of a member; "-" if it does not fit
 seconds() { sed -n '/"'"$1"'": {/,/}/s/.*"seconds": \([0-9.]*\).*/\1/p' "$work/json" | grep . || echo -; }
 
 # line USER LIST SEQUENCES OPTIONS...

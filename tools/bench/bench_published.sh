@@ -13,8 +13,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 . "${0%/*}/recipe.sh"
 
-# row NAME PUBLISHED LENGTH BATCH OPTIONS... With passes=BYTES before it: what a token reads and writes of H100's memory
-# in passes that the estimate does not have.
+# row NAME PUBLISHED LENGTH BATCH OPTIONS... passes=BYTES before it gives the bytes per token that a trainer reads and
+# writes in H100's memory in passes that the estimate does not have.
 row() {
     name=$1 published=$2 length=$3 batch=$4 more=${passes:-0}
     passes=0 # some shells keep it
@@ -38,9 +38,9 @@ million() {
 }
 
 printf '%-62s %9s %9s %10s\n' "setting" published estimated residual
-# machine NAME NUMBERS: of a GPU of the table what differs. Where a trainer's rows take other ways than the estimate's, the rate
-# is such that they take as long as its own would: "traffic of its gate", and all-to-all of NCCL, which sends a copy to each
-# expert where the estimate has one for each node, or GPU, that a row meets.
+# machine NAME NUMBERS: defines a GPU by its differences from one in the table. If a trainer does something in another
+# way than the estimate, the rate is chosen to give the trainer's time. Examples are "traffic of its gate", and NCCL's
+# all-to-all: it sends a copy to each expert, while the estimate has one copy for each node, or GPU.
 machine() { echo "{\"like\": $2}" >"$work/$1.json"; }
 machine a800 '"a100-80g", "nvlink": 200e9'
 machine h800 '"h100-80g", "nvlink": 200e9'
@@ -155,7 +155,7 @@ row "DeepSeek-V3, 2,048 H800, FP8, PP 16, EP 64, traffic hidden [4]" 1543 4096 1
 row "the same in bf16, and nothing hidden: as tune has it [4]" 1543 4096 15360 $v3 --gpu "$work/h800.json"
 }
 
-# Six commands on what people fine-tune: the seconds that each takes here. One that fails ends this.
+# Runs six commands on typical fine-tuning data, and prints the seconds of each here. Ends if one fails.
 "$CHUNKFLOW" gen lmsys --n 256 --seed 3 >"$work/chat"
 for longest in 131072 262144; do { cat "$work/chat"; echo $longest; } >"$work/$longest"; done
 echo "4096 1920" >"$work/4096"

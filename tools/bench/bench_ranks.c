@@ -1,20 +1,21 @@
-/* bench_ranks.c - what running data-parallel ranks in step costs, against ranks that run free.
+/* bench_ranks.c - the cost of running data-parallel ranks in step, compared with ranks that do not wait for each other.
 
        cc -std=c99 -O2 tools/bench/bench_ranks.c tools/command/draw.c -o bench_ranks
        bench_ranks [FILE]
 
-   Batches of lengths like those of LMSys-Chat-1M, the same with one sequence of 128K or 256K, and the lengths of
-   FILE in their order, 64 and 256 at a time; ChunkSize 8K, K 1, one stage; work as of Qwen2.5-7B: a pair costs 2.64e-5
-   of what a row does. A forward costs 1, a replay 1, a backward 2. "free" is the most expensive rank, and the better
-   of full slices and slices cut by cost; "in step" the sum of the columns, each as expensive as its most expensive
-   chunk; "dummies" what the free plan with full slices costs if each rank's units are taken in their order and ranks
-   with fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time.
+   Batches are lengths like those of LMSys-Chat-1M, the same with one sequence of 128K or 256K, and the lengths of FILE
+   in their order, 64 and 256 at a time. ChunkSize is 8K, K is 1, and there is one stage. Work is that of Qwen2.5-7B: a
+   pair costs 2.64e-5 of a row. A forward costs 1, a replay 1, a backward 2. "free" is the most expensive rank, in the
+   better of full slices and slices cut by cost. "in step" is the sum of the columns, each as expensive as its most
+   expensive chunk. "dummies" is the cost of the free plan with full slices if each rank runs its units in order, and
+   ranks with fewer or shorter units run dummies. Printed are means of 20 batches and the worst; planning is in
+   processor time.
 
-   Then the same batches with cp groups, which run in step, ChunkSize 8K and 32K, K 1 and 2. All against the mean of the
-   ranks without cp groups: "cp" is the sum of the columns with cp groups of any width, "no cp" the same
-   without, "free" the most expensive rank where ranks run free and none shares a sequence. Rows that are gathered take
-   0.003 of a row's forward in a forward or replay and 0.009 in a backward (57 KB a token, 50 GB/s, a tenth of it
-   exposed, a row at 400 TFLOP/s). Prints tables, judges nothing. */
+   Then the same batches with cp groups, which run in step, with ChunkSize 8K and 32K, K 1 and 2. All numbers are
+   relative to the mean of the ranks without cp groups. "cp" is the sum of the columns with cp groups of any width, "no
+   cp" the same without. "free" is the most expensive rank if ranks do not wait and none shares a sequence. Gathering a
+   row takes 0.003 of a row's forward in a forward or replay, and 0.009 in a backward (57 KB a token, 50 GB/s, a tenth
+   of it exposed, a row at 400 TFLOP/s). Prints tables, and judges nothing. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -63,7 +64,8 @@ static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seco
 
 static int64_t k = 1;
 
-/* Forward, backward, and the replay of all but the last K chunks of a chain. */
+/* Returns the cost of a chunk's forward, its backward and, unless it is among the last K chunks of its chain, its
+   replay. */
 static double passes(const cf_plan *plan, const cf_chunk *c) {
     return 3 + (c->chain >= 0 && c->index + k < plan->chains[c->chain].n_chunks);
 }
@@ -73,13 +75,13 @@ static double gathered(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? (double)(plan->slices[c->first_slice].begin - c->prefix) : 0;
 }
 
-/* Returns the cost of a chunk: all passes and what they gather. */
+/* Returns the cost of a chunk: all its passes and the rows that they gather. */
 static double whole_cost(const cf_plan *plan, const cf_chunk *c) {
     double n = passes(plan, c);
     return cost_of(c) * n + 0.003 * gathered(plan, c) * (n + 1);
 }
 
-/* Raises what a forward and a backward of all ranks cost to what those of this chunk do. */
+/* Raises the costs of a forward and a backward of all ranks to those of this chunk. */
 static void dearer(const cf_plan *plan, const cf_chunk *c, double *forward, double *backward) {
     double own = cost_of(c), rows = gathered(plan, c);
     if (own + 0.003 * rows > *forward) *forward = own + 0.003 * rows;
@@ -104,7 +106,7 @@ static double all_work(const cf_plan *plan) {
     return sum;
 }
 
-/* All columns: in each pass as long as the most expensive chunk, what it gathers included. */
+/* Returns the time of all columns. Each pass takes as long as that of the most expensive chunk, gathers included. */
 static double in_step(const cf_plan *plan) {
     cf_plan *columns = NULL;
     cf_error error;
@@ -124,7 +126,8 @@ static double in_step(const cf_plan *plan) {
     return sum;
 }
 
-/* Unit after unit: those of all ranks run beside each other, as long as the longest of them. */
+/* Returns the time unit after unit. The i-th units of all ranks run at the same time, as long as the longest of
+   them. */
 static double dummies(const cf_plan *plan) {
     int64_t at[MOST_RANKS] = {0}, rank, i, longest;
     double sum = 0;
@@ -147,8 +150,8 @@ static double dummies(const cf_plan *plan) {
     return sum;
 }
 
-/* lengths: those of all batches, one after the other, n to a batch, and taken round and round; giant: in place of the
-   last of each, 0: none. */
+/* lengths: those of all batches, one after the other, n to a batch; repeated from the start when they end. giant:
+   replaces the last length of each batch; 0: none. */
 static void draw_batch(int64_t *batch, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant, int b) {
     int64_t i;
     for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];

@@ -1,12 +1,12 @@
-/* bench_replay.c - a training step of the CPU trainer by chunks, beside one sequence at a time: seconds and bytes
+/* bench_replay.c - a training step of the CPU trainer in chunks, beside one sequence at a time: seconds and bytes
 
        make build/bench_replay
        build/bench_replay [ROUNDS [LONGEST]]
 
    As in bench_chunks.py, the batch is one sequence of LONGEST tokens (default 12288) and 20 short ones, and K is 1. The
-   model has 3 layers of 128. Ways take turns, and the table has medians of ROUNDS (default 3), in seconds of one
-   processor. Bytes are the most that the trainer held beside the model and its gradients, by its own meter. Gradients
-   of chunks are compared with those of whole sequences. */
+   model has 3 layers of 128. The ways take turns, and the table has medians of ROUNDS (default 3), in seconds of one
+   processor. Bytes are the most that the trainer held in addition to the model and its gradients, by its own meter.
+   Gradients of chunks are compared with those of whole sequences. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -30,7 +30,7 @@ static const struct {
 
 static const model_config config = {2048, 3, 128, 2, 2, 384, 0, 0, 1e4, 1e-6, 0, {0}};
 
-/* There is one thread, which waits for nothing, so this is what a machine without other work would take. */
+/* Returns processor time. The one thread waits for nothing, so this is the time on a machine without other work. */
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

@@ -1,12 +1,13 @@
-/* bench_rows.c - what making, timing, checking and running take, for two versions of chunkflow.h side by side.
+/* bench_rows.c - the time of making, simulating, checking and running schedules, for two versions of chunkflow.h side
+   by side.
 
        cc -std=c99 -O2 -IFOLDER -o rows tools/bench/bench_rows.c -lm     FOLDER has the chunkflow.h to measure
        rows [ACTIONS [REPEATS]]                                          about so many actions in each schedule
 
-   A line for each row: milliseconds of processor time, the least of REPEATS. Built with -DROWS_COUNT and run by
-   `valgrind --tool=callgrind --collect-atstart=no --callgrind-out-file=out`, each row is a file out.N with its number
-   of instructions, which does not depend on what else the machine does. Uses only what the header has had from the
-   start: 8 stages, K = 4, pipeline replay, chains of up to 21 chunks (rounds: none). */
+   A line for each row has milliseconds of processor time, the least of REPEATS. If built with -DROWS_COUNT and run by
+   `valgrind --tool=callgrind --collect-atstart=no --callgrind-out-file=out`, each row gives a file out.N with its
+   number of instructions. That number does not depend on other work of the machine. Uses only what the header has had
+   from the start: 8 stages, K = 4, pipeline replay, chains of up to 21 chunks (rounds: none). */
 
 #define _POSIX_C_SOURCE 199309L
 #define CHUNKFLOW_IMPLEMENTATION
@@ -42,7 +43,7 @@ static void must(cf_result result) {
     exit(2);
 }
 
-/* ---- rows: what is measured, and how it is undone ---- */
+/* ---- rows: what is measured, and how its results are freed ---- */
 
 static void pack(void) {
     cf_pack_desc desc;
@@ -84,7 +85,7 @@ static void drop_graph(void) { cf_graph_free(graph); }
 
 /* ---- measuring ---- */
 
-/* Does it so often, and leaves what the last time has made. */
+/* Runs it `repeats` times, and keeps the results of the last time. */
 static void row(const char *kind, const char *what, int repeats, void (*run)(void), void (*drop)(void)) {
     double best = 1e9;
     char name[64];
@@ -106,7 +107,8 @@ static void row(const char *kind, const char *what, int repeats, void (*run)(voi
     printf("%-24s %12.4f\n", name, best);
 }
 
-/* Lengths that make about so many chunks of 1000 tokens; with `chains`, one sequence in 16 makes 2 to 21. */
+/* Draws lengths that make about this many chunks of 1000 tokens; with `chains`, one sequence in 16 makes 2 to 21
+   chunks. */
 static void draw_lengths(int64_t n, int chains) {
     uint64_t x = 1;
     n_lengths = 0;

@@ -1,4 +1,4 @@
-/* Speed and quality of pipeline schedules. One thread, and all times are processor time.
+/* Measures speed and quality of pipeline schedules, in one thread, in processor time.
 
        cc -std=c99 -O2 -I. -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
           tests/reference/suite.c -lm
@@ -13,9 +13,8 @@
    strongest bound. replay: `best` with room for half as many chunks as stages, for several K; to see what free replay
    gains, build it with another header. longer: named cases, those where bounds are weakest without a limit and with as
    many chunks as stages: default `best` against the best schedule that is found in so many seconds of processor time
-   for each, half of them by `best` with more tries and half by changing lists (search_lists.h). What a change of
-   the search is worth, bench_clocks.c says.
-   Exit status 1 if `best` is worse than a fixed schedule anywhere. */
+   for each, half of them by `best` with more tries and half by changing lists (search_lists.h). What a change of the
+   search is worth, bench_clocks.c says. Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
@@ -55,7 +54,7 @@ static void must(cf_result result, const cf_error *error) {
     exit(2);
 }
 
-/* About n chunks of uneven length; with `long_ones`, one sequence in 16 is a chain of 2 to 21 chunks. */
+/* Plans about n chunks of different lengths; with `long_ones`, one sequence in 16 is a chain of 2 to 21 chunks. */
 static cf_plan *draw_plan(int64_t n, int long_ones) {
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), m = 0, left = n;
     uint64_t x = 1;
@@ -163,7 +162,7 @@ static void bench_best(void) {
     }
 }
 
-/* Makespan of a schedule of the batch, and its peaks. */
+/* Returns the makespan of a schedule of the batch, and its peaks. */
 static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, int64_t *peaks) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
@@ -189,7 +188,7 @@ typedef struct class_sums {
     double worst;
 } class_sums;
 
-/* One batch; returns how many of the fixed schedules are better than best. */
+/* Compares the schedules of one batch. Returns how many of the fixed ones are better than best. */
 static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     static suite_batch batch;
     static const cf_schedule_kind plain[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B,
@@ -207,7 +206,8 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     desc.timing = &batch.timing;
     desc.kind = CF_SCHEDULE_PAPER;
     paper = makespan_of(plan, &desc, peaks);
-    desc.limits.state = CF_NO_LIMIT; /* it is by default where chunks are limited, and `paper` keeps to none */
+    /* by default state is limited if chunks are, but `paper` keeps no limit of state */
+    desc.limits.state = CF_NO_LIMIT;
     if (mode == PEAKS_OF_PAPER) desc.limits.chunks_by_stage = peaks;
     else desc.limits.chunks = CF_NO_LIMIT;
     if (mode == VIRTUAL) desc.shape.n_virtual = 2;
@@ -270,7 +270,7 @@ static int64_t draw_chat(void) {
     return (int64_t)(ends[i] * pow(ends[i + 1] / ends[i], draw()));
 }
 
-/* Log-normal, median 4096, by the sum of uniform numbers. */
+/* Draws log-normal lengths with median 4096, by a sum of uniform numbers. */
 static int64_t draw_normal(void) {
     double sum = 0;
     int i;
@@ -292,7 +292,7 @@ static int64_t read_lengths(const char *path, int64_t skip, int64_t n, int64_t *
     return m;
 }
 
-/* Batch `id`; returns the number of lengths, 0: it needs a file, and there is none. */
+/* Draws batch `id`. Returns the number of lengths; 0: it needs a file, and there is none. */
 static int64_t draw_lengths(int id, const char *path, int64_t *lengths) {
     int64_t n = id < 2 ? 256 : 255, i;
     draws = (uint64_t)id + 1;
@@ -303,7 +303,7 @@ static int64_t draw_lengths(int id, const char *path, int64_t *lengths) {
     return n;
 }
 
-/* Seconds of a pass, of a token and of a pair on one of so many stages: a 14B model. */
+/* Returns the seconds of a pass, a token and a pair on one of n_stages stages of a 14B model. */
 static cf_timing timing_of(int64_t n_stages) {
     cf_timing timing;
     memset(&timing, 0, sizeof timing);
@@ -315,7 +315,7 @@ static cf_timing timing_of(int64_t n_stages) {
     return timing;
 }
 
-/* Adds the logarithms of makespan / bound of one batch on so many stages. Returns how often `best` is worse than a
+/* Adds the logarithms of makespan / bound of one batch on n_stages stages. Returns how often `best` is worse than a
    fixed schedule. */
 static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS][N_CONFIGS]) {
     static const int64_t ks[N_CONFIGS] = {1, 4, 2};
@@ -374,8 +374,8 @@ static int bench_limits(const char *path) {
 
 /* ---- free replay ---- */
 
-/* Makespans of `best` on eight stages with room for four chunks, unit costs and local replay, in millions of token
-   times, for K = 1, 2, 4 and 8, and the bound for the last. */
+/* Prints makespans of `best`, in millions of token times, for K = 1, 2, 4 and 8, and the bound for the last. There are
+   eight stages with room for four chunks, unit costs and local replay. */
 static void print_replay(const char *name, const int64_t *lengths, int64_t n) {
     cf_pack_desc pack;
     cf_schedule_desc desc;
@@ -413,8 +413,8 @@ static void bench_replay(const char *path) {
 
 /* ---- longer searches ---- */
 
-/* The cases of `limits` farthest from their bounds with K of 2 and 4: the five worst without a limit, and the eight worst
-   with as many chunks as stages. */
+/* The cases of `limits` that are farthest from their bounds with K of 2 and 4: the five worst without a limit, and the
+   eight worst with as many chunks as stages. */
 static const struct longer_case {
     const char *name;
     int batch; /* of draw_lengths */
@@ -447,7 +447,7 @@ static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc
 
 static double processor_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-/* `best` with numbers of tries that double as long as the time lasts; the schedule of the last one is the shortest. */
+/* Runs `best` with numbers of tries that double until the time ends. The schedule of the last run is the shortest. */
 static cf_schedule *search_longer(const cf_plan *plan, cf_schedule_desc desc, double seconds) {
     cf_schedule *found = NULL;
     double start = processor_seconds(), begun, took = 0;
@@ -463,7 +463,7 @@ static cf_schedule *search_longer(const cf_plan *plan, cf_schedule_desc desc, do
     return found;
 }
 
-/* One line; returns the logarithm of default / best found. */
+/* Prints one line. Returns the logarithm of the default makespan over the best one found. */
 static double compare_longer(const struct longer_case *what, const cf_plan *plan, double seconds) {
     cf_timing timing = timing_of(what->n_stages);
     cf_schedule *usual = NULL, *searched, *listed;

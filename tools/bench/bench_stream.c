@@ -1,9 +1,10 @@
-/* bench_stream.c - what streaming the state costs in time: one long sequence, by context and speed of the host's link
+/* bench_stream.c - the time that streaming the state costs for one long sequence, by context and speed of the host's
+   link
 
        cc -std=c99 -O2 -I. tools/bench/bench_stream.c -lm -o build/bench_stream && build/bench_stream
 
-   Everything is the time model's: the makespan with the state streamed by layer against the same with all of it on the
-   GPU, which may have no room for it. Nothing is measured. */
+   All numbers come from the time model; nothing is measured. The makespan with the state streamed layer by layer is
+   compared with the makespan with all state on the GPU, even if it has no room for it. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #define CHUNKFLOW_STATIC
@@ -61,7 +62,7 @@ static cf_timeline *simulate(const setup *s, const cf_plan *plan, double link) {
     return timeline;
 }
 
-/* One row: the makespan without a stream, and how much longer it is with one, by link. */
+/* Prints one row: the makespan without a stream, and the increase with one, for each link. */
 static void print_row(const setup *s, int64_t context, int64_t chunk_size) {
     cf_pack_desc pack = {0};
     cf_plan *plan = NULL;

@@ -11,7 +11,7 @@ CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 CHUNK=8K
 RING=64M
 
-# The fullest GPU's bytes, and the bytes in host memory of the GPU with most of them.
+# Prints the fullest GPU's bytes, and the bytes in host memory of the GPU with most of them.
 bytes() { # MODEL TP PP CONTEXT OPTIONS...
     model=$1 tp=$2 pp=$3 context=$4
     shift 4

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Training steps of Hugging Face's Qwen2 under PyTorch, packed, with variable-length attention: train_cuda's rival.
+"""Runs training steps of Hugging Face's Qwen2 in PyTorch, packed, with variable-length attention, to compare with
+train_cuda.
 
     make shared
     tools/bench/bench_train_hf.py --model qwen2.5-0.5b --lengths FILE [--compile] [--checkpointing] [--liger]
 
-Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (chunkflow.torch), so no
-pair that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for
-which its fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels,
-where they are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine
-with a tiny shape, whose speed says nothing. Not yet run on a device to its first step.
+Documents are packed into rows as long as the longest one. Attention is PyTorch's varlen_attn (chunkflow.torch), so
+masked pairs cost nothing; with a dense mask the comparison would be unfair. Parameters, gradients and moments are bf16,
+for which PyTorch's fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: uses Liger's kernels for norm, rotary
+and SwiGLU, if they are installed. Every step prints a line like train_cuda's. Needs a device. --cpu tries it on any
+machine with a tiny shape, whose speed means nothing. On a device, it has not yet run to its first step.
 """
 import argparse
 import pathlib
@@ -27,7 +28,7 @@ import chunkflow.torch
 
 
 def sizes_of(options):
-    """Of the model table; --layers and the others change them."""
+    """Takes the model from the table; --layers and other options change it."""
     found = chunkflow.lib.cf_model_find(options.model.encode())
     if not found:
         sys.exit(f"bench_train_hf: there is no model {options.model}")
@@ -60,7 +61,7 @@ def packed_loss(model, inputs, targets, weights):
 
 
 def step(run, batch, model, optimizer):
-    """Loss of the batch; its gradients are summed over the rows, then clipped."""
+    """Returns the loss of the batch. Gradients are summed over the rows, then clipped."""
     total = 0.0
     for chunk in range(batch.plan.n_chunks):
         x = batch.inputs(chunk)
@@ -90,7 +91,8 @@ def bytes_used(options):
 
 
 def useful_flops(model, sizes, lengths):
-    """As train_cuda counts them: six for each token and parameter of a product, twelve for each pair and width."""
+    """Counts FLOPs as train_cuda does: six for each token and parameter of a product, twelve for each pair and
+    width."""
     n = sum(p.numel() for p in model.parameters()) - (0 if sizes["tied"] else sizes["vocab"] * sizes["hidden"])
     pairs = float(np.sum(lengths * (lengths + 1.0) / 2))
     return 6.0 * n * float(lengths.sum()) + 12.0 * pairs * sizes["hidden"] * sizes["layers"]

@@ -1,9 +1,9 @@
-"""Sequences that share what they begin with: what is computed of them, counted, beside what others do.
+"""Counts what is computed of sequences that begin alike, by chunkflow and by other methods.
 
     make shared && PYTHONPATH=tools/python python3 tools/bench/bench_trees.py
 
-Nothing is timed. Counted are the rows and the attention pairs of all forwards (a backward of each row is the same for
-all), the calls of the model that make a graph, and the rows of the largest call, which activations grow with:
+Nothing is timed. Counted are the rows and attention pairs of all forwards (a backward of each row is the same for all),
+the calls of the model that make a graph, and the rows of the largest call, with which activations grow:
 
     no sharing   every sequence by itself, packed into calls of at most the budget where it fits
     trees        those that must fit a budget, filled in input order; what overflows begins anew, prefix included (as
@@ -26,14 +26,14 @@ class Node:
         self.tokens, self.children = tokens, children
 
     def walk(self, begin=0, path=()):
-        """(begin, tokens, whether it is a leaf, path) of all nodes, depth first."""
+        """Yields (begin, tokens, whether it is a leaf, path) for all nodes, depth first."""
         yield begin, self.tokens, not self.children, path
         for child in self.children:
             yield from child.walk(begin + self.tokens, (*path, (begin, self.tokens, id(self))))
 
 
 def leaves(trees):
-    """Of each sequence the nodes on its way: (begin, tokens, name)."""
+    """Returns, for each sequence, the nodes on its path: (begin, tokens, name)."""
     for tree in trees:
         for i, (begin, tokens, is_leaf, path) in enumerate(tree.walk()):
             if is_leaf:

@@ -1,12 +1,12 @@
-/* bench_tune.c - how long planning takes: a plan with its searched schedule for each batch, and a whole tune.
+/* bench_tune.c - the time of planning: packing and scheduling each batch, and a whole tune.
 
        cc -std=c99 -O2 tools/bench/bench_tune.c tools/command/cli.c tools/command/cli_files.c tools/command/draw.c \
            -o bench_tune
        bench_tune [FILE ...]
 
-   Qwen2.5-7B on 16 GPUs (tensor 4, pipeline 4), batches of 256 sequences: lengths like those of LMSys-Chat-1M, the
+   Qwen2.5-7B on 16 GPUs (tensor 4, pipeline 4), with batches of 256 sequences: lengths like those of LMSys-Chat-1M, the
    same with a sequence of 256K in every batch, and the lists in FILEs. One thread. Times are processor time, so that
-   other work on the machine counts little; medians and the worst of the batches. Prints tables, judges nothing. */
+   other work on the machine matters little: medians and the worst of the batches. Prints tables, and judges nothing. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -41,7 +41,7 @@ static void stop(const cf_error *error) {
     exit(1);
 }
 
-/* Seconds of packing and of scheduling one batch, as cf_tune does both. */
+/* Measures the seconds of packing and of scheduling one batch, as cf_tune does both. */
 static void plan_batch(const int64_t *lengths, int64_t chunk_size, int64_t k, double *seconds, double *gap) {
     cf_cost_desc cost;
     cf_stage_cost stages[4];

@@ -51,7 +51,7 @@ static double normal(uint64_t key) {
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* The costs of the passes F, R, B, I, W by one clock, and of transfers. */
+/* The costs of the passes F, R, B, I, W, and of transfers, by one clock. */
 typedef struct clock_costs {
     double of[CF_COMPUTE_PASS_COUNT][3];
     double latency, per_row, noise;
@@ -111,8 +111,8 @@ typedef struct replay_stage {
     double free_at, link_free[2];
 } replay_stage;
 
-/* When what a pass needs from another virtual stage arrives, by virtual stage, chunk and direction: the forward's input
-   and the backward's. Below 0: not yet. */
+/* A run of a schedule. arrives: the times at which the input of a pass arrives from another virtual stage, by virtual
+   stage, chunk and direction (the forward's input and the backward's). Below 0: not yet. */
 typedef struct replay_state {
     const cf_plan *plan;
     const cf_schedule *schedule;
@@ -126,7 +126,7 @@ static double *arrival_of(const replay_state *r, const cf_action *a, int64_t v) 
     return &r->arrives[(v * r->plan->n_chunks + a->chunk) * 2 + (a->pass != CF_F)];
 }
 
-/* Sends the result of a forward on, and of a backward back. */
+/* Sends the result of a forward to the next virtual stage, and of a backward to the previous one. */
 static void hand_on(replay_state *r, int64_t stage, const cf_action *a, double end) {
     const cf_shape *shape = &r->schedule->shape;
     int64_t to = a->stage + (a->pass == CF_F ? 1 : -1);
@@ -142,7 +142,7 @@ static void hand_on(replay_state *r, int64_t stage, const cf_action *a, double e
     *arrival_of(r, a, to) = *link;
 }
 
-/* Runs a stage until it has to wait for another one; returns how many passes it has run. */
+/* Runs a stage until it must wait for another one. Returns the number of passes that it ran. */
 static int64_t run_stage(replay_state *r, int64_t stage) {
     replay_stage *own = &r->stages[stage];
     int64_t before = own->next;
@@ -159,7 +159,7 @@ static int64_t run_stage(replay_state *r, int64_t stage) {
     return own->next - before;
 }
 
-/* Within a stage the schedule is sound, so only what comes from other virtual stages can be waited for. */
+/* Returns the makespan. Within a stage the schedule is sound, so a pass can wait only for other virtual stages. */
 static double makespan_by(const cf_plan *plan, const cf_schedule *schedule, const clock_costs *costs) {
     int64_t stages = schedule->shape.n_stages, n_v = stages * schedule->shape.n_virtual, n = plan->n_chunks, i, ran;
     int64_t left = schedule->n_actions;

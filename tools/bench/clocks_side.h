@@ -1,13 +1,14 @@
-/* One header's side of bench_clocks.c: a schedule made by it, and what that takes by other clocks. It is compiled once
-   for each header that is compared, so nothing of chunkflow.h may stand here. */
+/* One header's side of bench_clocks.c: makes a schedule, and times it by other clocks. It is compiled once for each of
+   the two headers, so this file must not depend on either. */
 
 #if !defined(CLOCKS_SIDE_H)
 #define CLOCKS_SIDE_H
 
 #include <stdint.h>
 
-/* The clocks: the estimates themselves, noise of so many per cent, attention that takes half or twice as long, a fifth
-   of the mean pass added to each, one slow stage, slow transfers, and other ratios of backward and forward. */
+/* The clocks: the estimates themselves; random errors of some per cent; attention that takes half or twice as long; a
+   fifth of the mean pass added to each pass; one slow stage; slow transfers; and other ratios of backward and
+   forward. */
 #define CLOCKS(X)                                                                                                     \
     X(NOMINAL) X(NOISE_5) X(NOISE_10) X(NOISE_20) X(HALF_ATTENTION) X(TWICE_ATTENTION) X(CONSTANT) X(SLOW_STAGE)      \
     X(SLOW_TRANSFERS) X(RATIO_1_8) X(RATIO_2_4)
@@ -27,7 +28,7 @@ typedef struct clocks_case {
 typedef struct clocks_result {
     double seconds;           /* of the search */
     double bound;             /* by the estimates */
-    double makespan[N_CLOCKS]; /* of several runs by one clock: their geometric mean */
+    double makespan[N_CLOCKS]; /* geometric mean of several runs with one clock */
     int64_t n_actions;
 } clocks_result;
 

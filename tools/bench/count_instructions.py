@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""Instructions of the hot loop of each fused attention kernel, counted in the compiled machine code; needs no GPU.
+"""Counts the instructions of the hot loop of each fused attention kernel in the compiled machine code. Needs no GPU.
 
     python3 tools/bench/count_instructions.py [sm_80 sm_86 sm_90a ...]      from the top of the tree
     python3 tools/bench/count_instructions.py --overlap     the kernels with wgmma; status 1 if one of them is wrong
 
-Compiles chunkflow_cuda.cu with nvcc (NVCC names another), disassembles it with nvdisasm and prints, for each kernel:
-registers, bytes spilled, and the instructions of one turn of its main loop, on the way that an unmasked tile without
-softcap takes: of all ways through the loop the one with most products, exponentials, copies and reductions, and among
-those the shortest. wgmma counts as HMMA. The kernels are those with CHUNKFLOW_CUDA_VARIANTS.
+Compiles chunkflow_cuda.cu with nvcc (NVCC names another) and disassembles it with nvdisasm. Prints, for each kernel,
+registers, bytes spilled, and the instructions of one turn of its main loop. They are counted on the path of an unmasked
+tile without softcap: of all paths through the loop, the one with most products, exponentials, copies and reductions,
+and of those the shortest. wgmma counts as HMMA. The kernels are those with CHUNKFLOW_CUDA_VARIANTS.
 
---overlap looks at what the wgmma kernels are for: exponentials that run beside products. In each turn of the loop a
-kernel waits for scores while other products still run ("wait 1"), makes exponentials of them, and then waits for those
-products ("wait 0"); nothing in the language keeps the compiler from moving the second wait to before the exponentials.
-At least half of a turn's exponentials must stand before it, on every way without softcap, masked or not; no address may
-come from a register that is not uniform (R2UR), and none may be spilled. fp16 differs in the type of products alone.
+--overlap checks the purpose of the wgmma kernels: exponentials that run at the same time as products. In each turn of
+the loop, a kernel waits for scores while other products still run ("wait 1"), computes their exponentials, and then
+waits for those products ("wait 0"). The language does not prevent the compiler from moving the second wait before the
+exponentials. On every path without softcap, masked or not, at least half of a turn's exponentials must come before that
+wait. No address may come from a register that is not uniform (R2UR), and none may be spilled. fp16 differs only in the
+type of products.
 
-nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI
-(nvidia-cuda-nvdisasm) into build/; without it the status is 77.
+nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI (nvidia-cuda-nvdisasm) into build/. Without it the
+status is 77.
 """
 
 import os
@@ -29,7 +30,7 @@ BUILD = os.environ.get("BUILD", "build")
 NVCC = os.environ.get("NVCC", "nvcc")
 OPTIONS = ("-O3", "-std=c++17", "-DCHUNKFLOW_CUDA_VARIANTS", "-I.")
 
-# What a column counts: the first that matches an opcode takes it.
+# The columns, each with the opcodes that it counts. An opcode counts in the first column that matches it.
 COLUMNS = (
     ("HMMA", r"HG?MMA"), ("LDSM", r"LDSM"), ("EX2", r"MUFU\.EX2"), ("LDGSTS", r"LDGSTS"), ("STS", r"STS"),
     ("LDS", r"LDS"),
@@ -57,7 +58,7 @@ def find_nvdisasm():
 
 
 def compile_for(arch):
-    """The machine code, and {mangled name: (registers, spilled bytes)} from what ptxas says."""
+    """Returns the machine code, and {mangled name: (registers, spilled bytes)} from the output of ptxas."""
     cubin = os.path.join(BUILD, "count_" + arch + ".cubin")
     log = run([NVCC, *OPTIONS, "-Xptxas", "-v", "-arch=" + arch, "-cubin", "chunkflow_cuda.cu", "-o", cubin])
     return cubin, facts_of(log.stderr)
@@ -104,13 +105,13 @@ def opcode(instruction):
 
 
 def edges_of(blocks):
-    """For each block the indices of those that may follow it."""
+    """Returns, for each block, the indices of the blocks that may follow it."""
     at = {label: i for i, (label, _) in enumerate(blocks) if label}
     joins, edges = {}, []
     for i, (_, instructions) in enumerate(blocks):
         for one in instructions:
             if match := re.search(r"BSSY\S* (B\d+), `\((\.L_\w+)\)", one):
-                joins[match.group(1)] = match.group(2)  # where the next BSYNC of this barrier goes on
+                joins[match.group(1)] = match.group(2)  # the block at which the next BSYNC of this barrier continues
         follow, last = [], instructions[-1] if instructions else "NOP"
         kind = opcode(last).split(".")[0]
         if kind == "BRA" and (match := re.search(r"(\.L_\w+)", last)):
@@ -125,14 +126,15 @@ def edges_of(blocks):
 
 
 def weight_of(instructions):
-    """A reciprocal is part of a softcap's tanh, and costs more than the exponential in it brings."""
+    """Returns the weight of a path: most products and exponentials first, then fewest instructions. A reciprocal is part
+    of a softcap's tanh, and outweighs the exponential in it."""
     kinds = [opcode(one) for one in instructions]
     return sum(1_000_000 if re.match(r"(HG?MMA|LDGSTS|RED|ATOM|MUFU\.EX2)", kind)
                else -2_000_000 if kind.startswith("MUFU.RCP") else -1 for kind in kinds)
 
 
 def order_from(head, edges, body):
-    """The blocks of a loop's body in an order in which every way but a jump back goes on."""
+    """Returns the blocks of a loop's body in an order in which every edge, except a jump back, goes forward."""
     order, seen, stack = [], {head}, [(head, iter(edges[head]))]
     while stack:
         block, rest = stack[-1]
@@ -147,7 +149,7 @@ def order_from(head, edges, body):
 
 
 def body_of(head, latch, edges):
-    """All blocks from which the latch is reached without passing the head."""
+    """Returns all blocks from which the latch can be reached without passing the head."""
     before = [[] for _ in edges]
     for block, follow in enumerate(edges):
         for to in follow:
@@ -165,7 +167,7 @@ def body_of(head, latch, edges):
 
 
 def jumps_back(edges):
-    """Every edge (latch, head) to a block that is on the way to the latch."""
+    """Returns every edge (latch, head) to a block that is on the path to the latch."""
     jumps, state, stack = [], {0: "on"}, [(0, iter(edges[0]))]
     while stack:
         block, rest = stack[-1]
@@ -186,7 +188,7 @@ def has_products(blocks, body):
 
 
 def hot_loop(blocks):
-    """The innermost loop with most products: the instructions of one turn, and all of its blocks."""
+    """Returns the innermost loop with most products: the instructions of one turn, and all of its blocks."""
     edges = edges_of(blocks)
     loops = [(latch, head, body_of(head, latch, edges)) for latch, head in jumps_back(edges)]
     loops = [loop for loop in loops if has_products(blocks, loop[2])]
@@ -215,7 +217,8 @@ def hot_loop(blocks):
 
 
 WAIT = r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)"
-SOFTCAP = r"MUFU\.RCP|FSETP\.GEU\S* \w+, PT, \S+, -1, PT"  # tanh, and what tells its slope from a hidden score
+# tanh, and the comparison that tells its slope from a hidden score
+SOFTCAP = r"MUFU\.RCP|FSETP\.GEU\S* \w+, PT, \S+, -1, PT"
 
 
 def has_softcap(block):
@@ -223,7 +226,7 @@ def has_softcap(block):
 
 
 def exponentials_to_next_wait(blocks, edges, body, block, first, known):
-    """How many there are on each way inside the loop, as a set; ways with a softcap are left out."""
+    """Returns the set of counts over all paths inside the loop; paths with a softcap are left out."""
     if (block, first) in known:
         return known[block, first]
     known[block, first] = set()  # a jump back to here is no new way
@@ -241,7 +244,7 @@ def exponentials_to_next_wait(blocks, edges, body, block, first, known):
 
 
 def overlap(blocks, body):
-    """(exponentials that stand before the second wait, those after it) of one turn, the worst way of all."""
+    """Returns (exponentials before the second wait, exponentials after it) of one turn, on the worst path."""
     edges, found = edges_of(blocks), {True: [], False: []}
     for block in body:
         for i, instruction in enumerate([] if has_softcap(blocks[block]) else blocks[block][1]):
@@ -284,7 +287,7 @@ def count(instructions):
 def short_name(mangled):
     match = re.search(r"attention_((?:forward|backward|dq)(?:_hopper)?)_kernelI(13__nv_bfloat16|6__half)"
                       r"((?:L[ib]\d+E)+)", mangled)
-    if not match or match.group(2) != "13__nv_bfloat16":  # fp16 differs in nothing but the type of the products
+    if not match or match.group(2) != "13__nv_bfloat16":  # fp16 differs only in the type of the products
         return None
     return match.group(1) + " " + " x ".join(re.findall(r"L[ib](\d+)E", match.group(3)))
 

@@ -1,5 +1,5 @@
-/* One header's answers for bench_dealing.c: compiled once with -DSIDE=dealing_this, and once with the other header and
-   -DSIDE=dealing_other. */
+/* One header's answers for bench_dealing.c. It is compiled twice: with -DSIDE=dealing_this, and with the other header
+   and -DSIDE=dealing_other. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -39,7 +39,7 @@ static cf_plan *plan_of(const dealing_case *of) {
     exit(1);
 }
 
-/* Returns the cost of a chunk's forward, with what its rows gather from other ranks. */
+/* Returns the cost of a chunk's forward, with the rows that it gathers from other ranks. */
 static double cost_of(const cf_plan *plan, const dealing_case *of, const cf_chunk *c) {
     const cf_pass_cost cost = {of->constant, of->per_token, of->per_pair};
     double seconds = c->n_slices > 0 ? cf_cost_seconds(&cost, c->rows, c->pairs) : 0;
@@ -47,7 +47,8 @@ static double cost_of(const cf_plan *plan, const dealing_case *of, const cf_chun
     return seconds + 0.003 * (double)(plan->slices[c->first_slice].begin - c->prefix);
 }
 
-/* The sum of the columns, with a third more for those that are replayed where K is 1: all of a chain but its last. */
+/* Returns the sum of the columns. Columns that are replayed at K 1, all of a chain except its last, cost a third
+   more. */
 static double in_step(const cf_plan *plan, const dealing_case *of) {
     const cf_pass_cost cost = {of->constant, of->per_token, of->per_pair};
     cf_plan *columns = NULL;

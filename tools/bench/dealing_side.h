@@ -12,7 +12,8 @@ typedef struct dealing_case {
     int64_t lockstep, max_cp;
 } dealing_case;
 
-/* The results for a plan: seconds of its most expensive rank, or in lockstep of all columns; chunks of a rank, and of all. */
+/* The results for a plan: seconds of its most expensive rank or, in lockstep, of all columns; chunks of a rank, and of
+   all ranks. */
 typedef struct dealing_result {
     double seconds, mean;
     int64_t steps, chunks;
@@ -20,8 +21,8 @@ typedef struct dealing_result {
 
 typedef struct dealing_side {
     dealing_result (*pack)(const dealing_case *of);
-    double (*time)(const dealing_case *of, double *validate); /* processor seconds of one call of cf_pack, and of one of
-                                                                 cf_plan_validate */
+    double (*time)(const dealing_case *of, double *validate); /* returns the processor seconds of one call of cf_pack;
+                                                                 *validate: those of cf_plan_validate */
 } dealing_side;
 
 extern const dealing_side dealing_this, dealing_other;

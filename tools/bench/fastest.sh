@@ -1,7 +1,7 @@
-# fastest.sh - read by bench_outputs.sh and bench_reach.sh; CHUNKFLOW is theirs - MIT or public domain
+# fastest.sh - sourced by bench_outputs.sh and bench_reach.sh, which set CHUNKFLOW - MIT or public domain
 
-# fastest OPTIONS...: of the fastest setting seconds, bytes, split (tensor, pipeline, data), ChunkSize, K, recomputation and
-# place of outputs; then the seconds of the fastest whole sequences. "-" where nothing fits.
+# fastest OPTIONS...: prints seconds, bytes, split (tensor, pipeline, data), ChunkSize, K, recomputation and place of
+# outputs of the fastest setting; then the seconds of the fastest whole sequences. "-" if nothing fits.
 fastest() {
     "$CHUNKFLOW" tune "$@" --batches 1 --tolerance 0 --tsv 2>/dev/null |
         awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }

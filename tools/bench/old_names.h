@@ -1,4 +1,4 @@
-/* old_names.h - the words of a header from before 0.1.0, for what is measured beside it. */
+/* old_names.h - names of a header from before 0.1.0, so that it can be measured as well. */
 
 #ifdef CF_SHARE_LEAST
 #define cf_lockstep_plan cf_columns_make

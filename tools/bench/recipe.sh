@@ -1,6 +1,6 @@
-# recipe.sh - read by bench_memory.sh and bench_published.sh; CHUNKFLOW and work are theirs - MIT or public domain
+# recipe.sh - sourced by bench_memory.sh and bench_published.sh, which set CHUNKFLOW and work - MIT or public domain
 
-# recipe MEMBER OPTIONS...: a member of the FSDP recipe's row for one sequence of 1,048,576 tokens on 8 H100
+# recipe MEMBER OPTIONS...: prints a member of the FSDP recipe's row for one sequence of 1,048,576 tokens on 8 H100
 recipe() {
     member=$1
     shift

@@ -37,7 +37,7 @@ header() {
     echo
 }
 
-# record NAME PROGRAM ARGUMENT...: an exit status of 1 is a judgement, and part of the record.
+# record NAME PROGRAM ARGUMENT...: an exit status of 1 is the program's judgement, and part of the record.
 record() {
     file=$out/$1.txt
     shift

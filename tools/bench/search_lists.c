@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-/* A pass in a list: chunk x 3 + pass, where the pass is CF_F, CF_R or CF_B. */
+/* A pass in a list: chunk x 3 + pass; pass is CF_F, CF_R or CF_B. */
 typedef int32_t item;
 
 static item item_of(int64_t chunk, int pass) { return (item)(3 * chunk + pass); }
@@ -14,7 +14,7 @@ static int pass_of(item i) { return (int)(i % 3); }
 
 enum { HISTORY = 500, CHECK_CLOCK = 64 };
 
-/* A solution is the lists alone: a forward keeps where its list has no replay of the chunk. */
+/* A solution consists of the lists alone: a forward keeps activations if its list has no replay of the chunk. */
 typedef struct lists {
     item *items; /* (n_stages x 3 n) the list of stage s starts at s x 3 n */
     int *count;  /* (n_stages) */
@@ -32,15 +32,15 @@ typedef struct searcher {
     double history[HISTORY];   /* late acceptance: makespans of so many steps ago */
     int64_t step;
     uint64_t state;
-    double *arrived[2];        /* (n_stages x n) when a chunk's activations, and its gradient, are there; < 0: not */
+    double *arrived[2];        /* (n_stages x n) when a chunk's input, and its gradient, arrive; below 0: not yet */
     double *end;               /* (n_stages x 3 n) by place in the list */
-    unsigned char *by_link;    /* the same: the pass waited for its input, not for its stage */
-    int *place;                /* (n_stages x 3 n) by item: where it stands in its list */
+    unsigned char *by_link;    /* (n_stages x n) 1: the pass waited for its input, not for its stage */
+    int *place;                /* (n_stages x 3 n) by item: its place in its list */
     int *next;                 /* (n_stages) */
     double *free_at, *link[2]; /* (n_stages) */
-    int64_t *in_chain;         /* (n) by the chain's first chunk: how many of it are kept */
+    int64_t *in_chain;         /* (n) by the chain's first chunk: number of its chunks that are kept */
     signed char *seen;         /* (n) for the check of a list */
-    int *critical;             /* places on the critical path, as stage x 3 n + place; last pass first */
+    int *critical;             /* passes on the critical path, as stage x 3 n + place in the list; last pass first */
     int n_critical;
 } searcher;
 
@@ -55,16 +55,16 @@ static int64_t below(searcher *s, int64_t n) { return (int64_t)(draw_bits(s) % (
 
 static item *list_of(const searcher *s, const lists *l, int64_t stage) { return &l->items[stage * 3 * s->n]; }
 
-/* ---- is a list sound, and how long do all take? ---- */
+/* ---- is a list sound, and how long do all lists take? ---- */
 
-/* The chunk before or after in the chain; -1: there is none. */
+/* Returns the chunk before or after a chunk in its chain; -1: none. */
 static int64_t neighbour(const searcher *s, int64_t chunk, int on) {
     const cf_chunk *c = &s->chunks[chunk];
     int64_t i = c->index + on;
     return c->chain < 0 || i < 0 || i >= s->plan->chains[c->chain].n_chunks ? -1 : chunk + on;
 }
 
-/* Walks a list: F before R before B, a chain upwards and back again, and no more chunks kept than may be. */
+/* Checks a list: F before R before B, a chain forwards and then backwards, and no more kept chunks than allowed. */
 static int is_sound(searcher *s, const lists *l, int64_t stage) {
     enum { NOTHING, FORWARD, KEPT, DONE };
     const item *list = list_of(s, l, stage);
@@ -101,7 +101,8 @@ static int is_sound(searcher *s, const lists *l, int64_t stage) {
     return 1;
 }
 
-/* Runs a stage as far as its inputs have come. Returns the sides that got something: 1 behind, 2 before. */
+/* Runs a stage as far as its inputs have arrived. Returns the neighbours that received something: 1 the next stage, 2
+   the previous one. */
 static int advance(searcher *s, const lists *l, int64_t stage) {
     const item *list = list_of(s, l, stage);
     int64_t base = stage * 3 * s->n;
@@ -126,7 +127,7 @@ static int advance(searcher *s, const lists *l, int64_t stage) {
     return sides;
 }
 
-/* The makespan of all lists; DBL_MAX: they wait for each other for ever. */
+/* Returns the makespan of all lists; DBL_MAX: they wait for each other forever. */
 static double measure(searcher *s, const lists *l) {
     int64_t cells = s->n_stages * s->n, i, stage = 0, done = 0, way = 1;
     double makespan = 0;
@@ -136,7 +137,7 @@ static double measure(searcher *s, const lists *l) {
         s->next[i] = 0;
         s->free_at[i] = s->link[0][i] = s->link[1][i] = 0;
     }
-    while (done < 2 * s->n_stages) { /* to and fro, until nothing has moved on the whole way */
+    while (done < 2 * s->n_stages) { /* forth and back over the stages, until a whole round moves nothing */
         int sides = advance(s, l, stage);
         done = sides ? 0 : done + 1;
         if (stage + way < 0 || stage + way >= s->n_stages) way = -way;
@@ -149,8 +150,8 @@ static double measure(searcher *s, const lists *l) {
     return makespan;
 }
 
-/* The passes that nothing but the pass before them held up, back from the one that ends last. A transfer that waited
-   for its queue is followed to its own pass all the same: that is near enough to choose a move by. */
+/* Follows the critical path: from the pass that ends last, back over passes that only the pass before them delayed. A
+   transfer that waited for its queue is also followed to its own pass; this is exact enough to choose a move. */
 static void trace(searcher *s, const lists *l) {
     int64_t stage = 0, i;
     int at;
@@ -206,7 +207,7 @@ static int shift_any(searcher *s, lists *l) {
     return shift(s, l, stage, (int)below(s, l->count[stage]), far_of(s));
 }
 
-/* One pass of a chunk on several stages side by side, as many places on all of them. */
+/* Moves one pass of a chunk on several neighbouring stages, by the same number of places on each. */
 static int shift_column(searcher *s, lists *l) {
     int64_t from = below(s, s->n_stages), to = from + below(s, s->n_stages - from), stage;
     item pass = item_of(below(s, s->n), below(s, 2) ? CF_F : CF_B);
@@ -224,7 +225,7 @@ static int64_t unit_chunks(const searcher *s, int64_t chunk) {
     return s->chunks[chunk].chain < 0 ? 1 : s->plan->chains[s->chunks[chunk].chain].n_chunks;
 }
 
-/* Two units of as many chunks trade places on all stages. */
+/* Exchanges two units with equally many chunks, on all stages. */
 static int trade(searcher *s, lists *l) {
     int64_t a = below(s, s->n), b = below(s, s->n), n, stage;
     int i;
@@ -243,7 +244,7 @@ static int trade(searcher *s, lists *l) {
     return 1;
 }
 
-/* A chunk that is kept on a stage is dropped, with its replay right before its backward; or the other way round. */
+/* Drops a chunk that a stage keeps, with its replay directly before its backward; or keeps a chunk that it drops. */
 static int toggle(searcher *s, lists *l, int64_t stage, int64_t chunk) {
     item *list = list_of(s, l, stage);
     int at = find(list, l->count[stage], item_of(chunk, CF_R));
@@ -261,7 +262,7 @@ static int toggle_any(searcher *s, lists *l) {
     return toggle(s, l, below(s, s->n_stages), below(s, s->n));
 }
 
-/* A chunk of the critical path, on the stage where it lies there; its forward also moves. */
+/* Toggles a chunk of the critical path, on the stage of that path; its forward also moves. */
 static int toggle_critical(searcher *s, lists *l) {
     int at = s->critical[below(s, s->n_critical)];
     int64_t stage = at / (3 * s->n), chunk = chunk_of(l->items[at]);
@@ -291,7 +292,8 @@ static int change(searcher *s, lists *l) {
 
 /* ---- the search ---- */
 
-/* Late acceptance: a change stays if it is not longer than what there was, now or HISTORY steps ago. */
+/* Takes a step by late acceptance: a change stays if it is not longer than the current solution, or than the one
+   HISTORY steps ago. */
 static void take_step(searcher *s) {
     double *then = &s->history[s->step++ % HISTORY], makespan;
     copy_lists(s, &s->trial, &s->now);
@@ -318,7 +320,7 @@ static void start_from(searcher *s, const lists *from) {
     for (i = 0; i < HISTORY; i++) s->history[i] = s->makespan;
 }
 
-/* A tenth of the time at a go, each from the best so far and the first steps of each free to lose some. */
+/* Searches in ten parts of the time. Each begins with the best so far, and its first steps may lose some. */
 static void search_for(searcher *s, double seconds) {
     clock_t start = clock();
     double now = 0, last = 0;
@@ -335,7 +337,7 @@ static void search_for(searcher *s, double seconds) {
 
 /* ---- memory ---- */
 
-/* Hands out pieces of one block; without a block it adds up. */
+/* Returns the next piece of one block; without a block, only adds up sizes. */
 static void *take(char *memory, size_t *used, int64_t count, size_t bytes) {
     char *piece = memory != NULL ? memory + *used : NULL;
     *used += ((size_t)count * bytes + 15) / 16 * 16;

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""The core of best-fit decreasing packing as TRL does it in Python, written anew from its description: a rival to time
+"""The core of best-fit decreasing packing as TRL does it in Python, newly written from its description, to time
 chunkflow against.
 
     trl_bfd.py [--chunk-size N] [--repeat N] FILE
 
-FILE has one length a line. Sequences longer than the chunk size are cut into full pieces and a rest, which is
-packed like any other ("bfd_split"). Prints one line: seconds for all (median), seconds without the sort, bins,
-pieces.
+FILE has one length a line. Sequences longer than the chunk size are cut into full pieces and a rest, which is packed
+like any other piece ("bfd_split"). Prints one line: seconds for all (median), seconds without the sort, bins, pieces.
 
-The description: pieces are taken longest first. A segment tree over the capacities 1 .. N holds the capacity itself
-in the leaves that occur among the open bins, and the larger child in each inner node; going down from the root,
-always left if something large enough is there, finds the smallest capacity with room in O(log N). A dictionary
-leads from a capacity to a queue of the bins that have it. What TRL does beside this (sorting and gathering columns
-in pyarrow) is left out.
+The description: pieces are taken longest first. A segment tree over the capacities 1 .. N has a capacity in the leaf of
+each that some open bin has, and the larger child in each inner node. A walk down from the root goes left whenever
+something large enough is there. It finds the smallest capacity with enough room in O(log N). A dictionary gives for
+each capacity a queue of the bins that have it. The rest of TRL's work (sorting and gathering columns in pyarrow) is
+left out.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from collections import defaultdict, deque
 
 
 class CapacityTree:
-    """Which capacities 1 .. limit occur; the smallest one that is large enough."""
+    """The capacities 1 .. limit that occur; finds the smallest one that is large enough."""
 
     def __init__(self, limit):
         self.leaves = 1 << (limit - 1).bit_length()
@@ -54,7 +53,7 @@ class CapacityTree:
 
 
 def cut(lengths, chunk_size):
-    """Pieces of at most chunk_size tokens; empty sequences give none."""
+    """Cuts sequences into pieces of at most chunk_size tokens; empty sequences give none."""
     pieces = []
     for length in lengths:
         while length > chunk_size:
@@ -66,7 +65,7 @@ def cut(lengths, chunk_size):
 
 
 def pack(pieces, order, chunk_size):
-    """Best fit of the pieces, taken in the given order; returns the bins."""
+    """Packs the pieces by best fit, in the given order. Returns the bins."""
     bins = []
     bins_by_space = defaultdict(deque)
     tree = CapacityTree(chunk_size)
@@ -91,7 +90,7 @@ def pack(pieces, order, chunk_size):
 
 
 def check(bins, pieces, chunk_size):
-    """Every piece is in one bin, and no bin is too full."""
+    """Checks that every piece is in one bin, and no bin is too full."""
     seen = sorted(piece for bin_ in bins for piece in bin_["ids"])
     full = max((sum(pieces[piece] for piece in bin_["ids"]) for bin_ in bins), default=0)
     if seen != list(range(len(pieces))) or full > chunk_size:

@@ -198,7 +198,7 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
     memset(out, 0, sizeof *out);
     for (level = CF_RECOMPUTE_NONE; level <= CF_RECOMPUTE_COUNT; level++) {
         offload = level == CF_RECOMPUTE_COUNT ? CF_OFFLOAD_CHECKPOINTS : 0;
-        /* the level at which the costs were measured */
+        /* measured costs are valid for one level only */
         if (desc->timing && level != (int)desc->parallel.recompute) continue;
         if (level == CF_RECOMPUTE_SELECTIVE && !desc->timing) continue;       /* frees next to nothing */
         for (packed = 0; packed < FORMS && result == CF_OK; packed++)
