@@ -294,6 +294,9 @@ const char *modelling_offload_words(int offload);
 /* Prints "stream 3 blocks of 682 rows of one layer on each GPU", or nothing without a stream. */
 void modelling_print_stream(const cf_memory_desc *desc);
 
+/* Printed beside it where there are cp groups. */
+#define MODELLING_CP_STREAM "                  It streams the states of cp groups, which the C trainer refuses"
+
 /* Write the members that describe a model and its split, a split alone, and the terms of a memory report. */
 void modelling_write(json_writer *w, const modelling *m);
 void modelling_write_split(json_writer *w, const cf_parallel *parallel);

@@ -866,6 +866,7 @@ void pipeline_print_setting(const pipeline *p) {
         printf("GPU               %s, %.2f GiB; %.3g us lost around each kernel%s\n", p->gpu.name,
                modelling_gib(p->gpu.memory), 1e6 * p->gpu.launch, modelling_launch_hint(&p->asked->gpu));
     modelling_print_stream(&p->memory);
+    if (p->memory.state_window > 0 && p->max_cp > 1) puts(MODELLING_CP_STREAM);
 }
 
 const char *pipeline_room_words(const pipeline *p) {

@@ -442,7 +442,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
         printf("stream            %d blocks of %s rows of one layer; passes wait for it %.2f %% of the time\n",
                CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
     if (c->state_window > 0 && c->max_cp > 0)
-        puts("                  It streams the states of cp groups, which the C trainer refuses; see --no-stream");
+        puts(MODELLING_CP_STREAM "; see --no-stream");
 }
 
 /* Prints the baseline, compared with the winner if there is one. */
