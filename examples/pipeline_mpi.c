@@ -4,6 +4,7 @@
        mpicc -std=c99 -O3 examples/pipeline_mpi.c -lm -o pipeline_mpi
        mpirun -n 4 ./pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
        mpirun -n 4 ./pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
+       mpirun -n 4 ./pipeline_mpi --ranks 2 --max-cp 2 --synthetic 900,40,300,17    two pipelines share long sequences
 
    Every process makes the same plan and schedule from the same options, lowers the schedule, and walks the steps of its
    own stage. No other coordination is needed: cf_schedule_lower has ordered sends and receives so that they cannot
@@ -44,6 +45,12 @@
    ================================================================================================================ */
 
 static int process, n_processes; /* this process, and their number; process s is stage s */
+static int rank, n_ranks = 1;    /* this pipeline, and their number: each is a data-parallel rank */
+
+enum { MAX_BLOCKS = 16 };
+static MPI_Comm pipeline;           /* the processes of this rank */
+static MPI_Comm replicas;           /* this stage's processes of all ranks */
+static MPI_Comm blocks[MAX_BLOCKS]; /* those of aligned blocks of 2^i ranks, which may be a cp group */
 
 /* 1 while all processes do the same with the same numbers, so that a wrong option is wrong for all. */
 static int in_step = 1;
@@ -53,7 +60,7 @@ static int in_step = 1;
 static void end_program(int exit_code, const char *why) {
     int together = in_step && exit_code == EXIT_BAD_INPUT;
     fflush(stdout);
-    if (process == 0 || !together) fprintf(stderr, "pipeline_mpi: %s\n", why);
+    if (process + rank == 0 || !together) fprintf(stderr, "pipeline_mpi: %s\n", why);
     fflush(stderr);
     if (together) MPI_Finalize();
     else MPI_Abort(MPI_COMM_WORLD, exit_code);
@@ -73,14 +80,14 @@ static double clock_offset(double *error) {
     double offset = 0, quickest = INFINITY, time = 0;
     for (int other = 1; other < n_processes; other++) {
         for (int round = 0; round < ROUNDS && process == 0; round++) {
-            MPI_Recv(&time, 1, MPI_DOUBLE, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            MPI_Recv(&time, 1, MPI_DOUBLE, other, 0, pipeline, MPI_STATUS_IGNORE);
             time = seconds_now();
-            MPI_Send(&time, 1, MPI_DOUBLE, other, 0, MPI_COMM_WORLD);
+            MPI_Send(&time, 1, MPI_DOUBLE, other, 0, pipeline);
         }
         for (int round = 0; round < ROUNDS && process == other; round++) {
             double asked = seconds_now();
-            MPI_Send(&asked, 1, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD);
-            MPI_Recv(&time, 1, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            MPI_Send(&asked, 1, MPI_DOUBLE, 0, 0, pipeline);
+            MPI_Recv(&time, 1, MPI_DOUBLE, 0, 0, pipeline, MPI_STATUS_IGNORE);
             double answered = seconds_now();
             if (answered - asked < quickest) {
                 quickest = answered - asked;
@@ -95,7 +102,7 @@ static double clock_offset(double *error) {
 static int same_machine_as_process_0(void) {
     MPI_Comm machine;
     int lowest = process;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, process, MPI_INFO_NULL, &machine);
+    MPI_Comm_split_type(pipeline, MPI_COMM_TYPE_SHARED, process, MPI_INFO_NULL, &machine);
     MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, machine);
     MPI_Comm_free(&machine);
     return lowest == 0;
@@ -175,7 +182,9 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"stream", INTEGER, &s->stream, 0, MANY, NULL,
          "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
         {"outputs", FLAG, &s->outputs, 0, 0, NULL, OUTPUTS_HELP},
-        {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},
+        {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes of each rank that there must be, 0: any number"},
+        {"ranks", INTEGER, &s->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks in lockstep, each a pipeline"},
+        {"max-cp", INTEGER, &s->packing.max_cp, 0, CF_MAX_RANKS, NULL, "most ranks that share a sequence, 0: none do"},
         {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
         {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
         {"repeat", INTEGER, &s->repeat, 1, 1e6, NULL, "times to run; the last one is checked and measured"},
@@ -247,6 +256,22 @@ static int64_t virtual_stages(const settings *s, cf_schedule_kind kind) {
     return cf_schedule_defaults(&order).shape.n_virtual;
 }
 
+/* Divides the processes into pipelines. Only the first one prints. */
+static void divide_processes(int64_t ranks) {
+    if (n_processes % ranks != 0) {
+        fail(EXIT_BAD_INPUT, "--ranks %lld wants as many pipelines of one size, but there are %d processes",
+             (long long)ranks, n_processes);
+    }
+    n_ranks = (int)ranks;
+    n_processes /= n_ranks;
+    rank = process / n_processes;
+    process %= n_processes;
+    MPI_Comm_split(MPI_COMM_WORLD, rank, process, &pipeline);
+    MPI_Comm_split(MPI_COMM_WORLD, process, rank, &replicas);
+    for (int i = 0; i < MAX_BLOCKS && 1 << i <= n_ranks; i++) MPI_Comm_split(replicas, rank >> i, rank, &blocks[i]);
+    if (rank > 0 && !freopen("/dev/null", "w", stdout)) fail(EXIT_CHECK_FAILED, "/dev/null cannot be written");
+}
+
 static void check_processes(const settings *s) {
     int64_t n_virtual = s->sweep ? 1 : virtual_stages(s, s->order.kind);
     if (s->stages > 0 && s->stages != n_processes) {
@@ -272,6 +297,8 @@ static settings parse_settings(int argc, char **argv) {
     if (!problem && s.share > 0) problem = model_sharing_fault(&s.model);
     if (problem) fail(EXIT_BAD_INPUT, "%s", problem);
     if (s.help) return s;
+    divide_processes(s.packing.n_ranks);
+    s.packing.lockstep = n_ranks > 1;
     if (s.lengths.count == 0) parse_lengths("synthetic", &s.lengths, "500,20,90,33,128,64,7,300,45,11");
     check_alike(&s.lengths, &s.with, &s.shared);
     check_shared_mean(s.shared_mean, s.share, s.packing.align);
@@ -318,7 +345,7 @@ typedef struct transport {
 
 static void transport_begin(transport *t, const cf_schedule *schedule, int64_t boundary_count, int rendezvous) {
     memset(t, 0, sizeof *t);
-    MPI_Comm_dup(MPI_COMM_WORLD, &t->comm);
+    MPI_Comm_dup(pipeline, &t->comm);
     t->rendezvous = rendezvous;
     t->n_virtual_stages = schedule->shape.n_stages * schedule->shape.n_virtual;
     for (int i = 0; i < N_SENDS; i++) {
@@ -377,6 +404,15 @@ static const char *receive_tensor(transport *t, const cf_step *step, real *bound
     if (status.MPI_TAG != tensor_tag(t, step)) return "another tensor came than the one that was due";
     if (got != count) return "a tensor came that has another size";
     return NULL;
+}
+
+/* What a cp group's layers exchange. The processes of a stage meet here, because their ranks are in lockstep. */
+static void add_up(void *context, cp_message message, int64_t size, real *numbers, int64_t count) {
+    int i = 0;
+    (void)context;
+    (void)message;
+    while ((int64_t)1 << i < size) i++;
+    MPI_Allreduce(MPI_IN_PLACE, numbers, (int)count, MPI_REAL_NUMBER, MPI_SUM, blocks[i]);
 }
 
 /* ================================================================================================================
@@ -478,7 +514,7 @@ static void run_stage(stage_process *p) {
     p->runner.loss = 0;
     routing_clear(&p->runner.routing);
     p->transport.n_sent = 0;
-    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Barrier(pipeline);
     in_step = 0;
     for (int64_t i = 0; i < steps->n; i++) {
         const cf_step *step = &steps->steps[i];
@@ -493,7 +529,7 @@ static void run_stage(stage_process *p) {
         stage_end_step(&p->runner, step);
     }
     transport_finish(&p->transport);
-    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Barrier(pipeline);
     in_step = 1;
 }
 
@@ -511,7 +547,7 @@ static void sum_tied_embedding(const model_config *config, const cf_schedule *sc
     int peer = process == 0 ? head : 0;
     real *other = TAKE(real, count);
     MPI_Sendrecv(gradient->embedding, (int)count, MPI_REAL_NUMBER, peer, 0, other, (int)count, MPI_REAL_NUMBER, peer, 0,
-                 MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+                 pipeline, MPI_STATUS_IGNORE);
     for (int64_t i = 0; i < count; i++) gradient->embedding[i] += other[i];
     free(other);
 }
@@ -543,7 +579,7 @@ static void gather_actions(const cf_schedule *schedule, const void *own, void *a
         counts[s] = (int)n_actions_of(schedule, s);
         firsts[s] = (int)schedule->first[s];
     }
-    MPI_Gatherv(own, counts[process], type, all, counts, firsts, type, 0, MPI_COMM_WORLD);
+    MPI_Gatherv(own, counts[process], type, all, counts, firsts, type, 0, pipeline);
     free(counts);
     free(firsts);
 }
@@ -562,7 +598,7 @@ static cf_timeline *measured_timeline(const stage_process *p) {
     memset(&error, 0, sizeof error);
     gather_actions(schedule, p->start, start, MPI_DOUBLE);
     gather_actions(schedule, p->end, end, MPI_DOUBLE);
-    MPI_Gather(peaks, 4, MPI_INT64_T, all, 4, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    MPI_Gather(peaks, 4, MPI_INT64_T, all, 4, MPI_INT64_T, 0, pipeline);
     times.start = start;
     times.end = end;
     if (process == 0 && cf_simulate(p->runner.plan, schedule, &times, &timeline, &error) != CF_OK)
@@ -634,7 +670,7 @@ static cf_timeline *simulate_as_measured(const stage_process *p) {
         own[row] = measured_cost(p, cf_placement_at(schedule->shape.placement, n_processes, row, process));
     }
     int bytes = (int)((size_t)n_virtual * sizeof *own);
-    MPI_Allgather(own, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD);
+    MPI_Allgather(own, bytes, MPI_BYTE, all, bytes, MPI_BYTE, pipeline);
     for (int64_t s = 0; s < n_processes; s++) {
         for (int64_t row = 0; row < n_virtual; row++) {
             ordered[cf_placement_at(schedule->shape.placement, n_processes, row, s)] = all[s * n_virtual + row];
@@ -656,7 +692,7 @@ static int write_piece(const char *text, size_t bytes, void *user) {
    nothing to write. It does not call fail(): all other processes may be in MPI_Finalize by now, and an Open MPI that is
    told to abort then sometimes crashes or hangs. */
 static int write_json(const char *path, const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
-    if (!path) return 1;
+    if (!path || rank > 0) return 1;
     FILE *file = fopen(path, "wb");
     int ok = file && (plan ? cf_write_plan_json(plan, NULL, write_piece, file, NULL)
                            : cf_write_schedule_json(schedule, timeline, write_piece, file, NULL)) == CF_OK;
@@ -688,8 +724,8 @@ static reference reference_new(const settings *s, const weights *w, const batch 
     r.gradient = weights_new(&s->model);
     r.loss = 0;
     if (process == 0) r.loss = unchunked_gradients(&s->model, w, &r.gradient, b, seed, &meter);
-    MPI_Bcast(&r.loss, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-    MPI_Bcast(r.gradient.flat, (int)r.gradient.count, MPI_REAL_NUMBER, 0, MPI_COMM_WORLD);
+    MPI_Bcast(&r.loss, 1, MPI_DOUBLE, 0, pipeline);
+    MPI_Bcast(r.gradient.flat, (int)r.gradient.count, MPI_REAL_NUMBER, 0, pipeline);
     return r;
 }
 
@@ -756,7 +792,8 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ti
     verdict v = {p->runner.loss, 0, -1, 0, 0, 0, 0};
     int64_t n_wanted = gradient->n_tensors + (reads_embedding_twice(config) && head_process(p->schedule) > 0);
     v.loss += balance_loss(&p->runner.routing, config);
-    MPI_Allreduce(MPI_IN_PLACE, &v.loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &v.loss, 1, MPI_DOUBLE, MPI_SUM, pipeline);
+    MPI_Allreduce(MPI_IN_PLACE, &v.loss, 1, MPI_DOUBLE, MPI_SUM, replicas);
     own.difference = relative_difference_of_losses(v.loss, right->loss);
     for (int64_t i = 0; i < gradient->n_tensors; i++) {
         const tensor *t = &gradient->tensors[i];
@@ -768,17 +805,18 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ti
             v.tensor = i;
         }
     }
-    MPI_Allreduce(&own, &worst, 1, MPI_DOUBLE_INT, MPI_MAXLOC, MPI_COMM_WORLD);
+    MPI_Allreduce(&own, &worst, 1, MPI_DOUBLE_INT, MPI_MAXLOC, pipeline);
     v.difference = worst.difference;
-    MPI_Bcast(&v.tensor, 1, MPI_INT64_T, worst.process, MPI_COMM_WORLD);
-    MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Bcast(&v.tensor, 1, MPI_INT64_T, worst.process, pipeline);
+    MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, pipeline);
     v.peaks_agree = p->runner.peak_outputs == p->runner.n_outputs && steps->n_slots == simulated->peak_live[process] &&
                     steps->peak_tokens == simulated->peak_tokens[process] &&
                     steps->peak_state_tokens == simulated->peak_state_tokens[process];
-    MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, pipeline);
     v.bytes_agree = streamed_bytes_agree(p);
-    MPI_Allreduce(MPI_IN_PLACE, &v.bytes_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &v.bytes_agree, 1, MPI_INT, MPI_LAND, pipeline);
     v.ok = is_rounding(v.difference) && v.n_compared == n_wanted && v.peaks_agree && v.bytes_agree;
+    MPI_Allreduce(MPI_IN_PLACE, &v.ok, 1, MPI_INT, MPI_LAND, replicas);
     return v;
 }
 
@@ -794,6 +832,11 @@ static void print_plan(const settings *s, const cf_plan *plan, const batch *b) {
            n_processes, (long long)s->model.layers, s->rendezvous ? "rendezvous" : "non-blocking", (long long)b->count,
            (long long)b->n_tokens, (long long)stats.rows, (long long)b->n_targets, (long long)plan->n_chunks,
            (long long)plan->chunk_size, (long long)stats.longest_chain, (long long)stats.n_hybrid);
+    if (n_ranks > 1) {
+        int64_t widest = 0;
+        for (int64_t i = 0; i < plan->n_chunks; i++) widest = max_of(widest, plan->chunks[i].cp);
+        printf("ranks %d, cp groups of up to %lld\n", n_ranks, (long long)widest);
+    }
 }
 
 static void print_schedule(const cf_schedule *schedule, const cf_schedule *lowered) {
@@ -815,8 +858,8 @@ static void print_stages(const stage_process *p, const cf_timeline *simulated, c
     double own[2] = {0, p->waited}, *all = TAKE(double, 2 * n_processes);
     int64_t sent = p->transport.n_sent, *all_sent = TAKE(int64_t, n_processes);
     for (int64_t i = 0; i < p->n_timed; i++) own[0] += p->end[i] - p->start[i];
-    MPI_Gather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-    MPI_Gather(&sent, 1, MPI_INT64_T, all_sent, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    MPI_Gather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, 0, pipeline);
+    MPI_Gather(&sent, 1, MPI_INT64_T, all_sent, 1, MPI_INT64_T, 0, pipeline);
     if (process == 0) {
         printf("  stage  passes   sends  chunks kept (simulated)  state tokens (simulated)  busy, waiting (ms)\n");
         for (int64_t s = 0; s < n_processes; s++) {
@@ -834,7 +877,7 @@ static void print_streams(const stage_process *p) {
     const int64_t *peak = p->runner.meter.peak;
     int64_t own[3] = {peak[MEMORY_STATE], peak[MEMORY_INPUTS], peak[MEMORY_HOST]};
     int64_t *all = TAKE(int64_t, 3 * n_processes);
-    MPI_Gather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    MPI_Gather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, 0, pipeline);
     for (int64_t s = 0; s < n_processes && process == 0 && p->runner.stream_bytes > 0; s++) {
         printf("  stage %lld streams: a ring of %lld bytes, kept inputs in %lld, %lld in host memory\n", (long long)s,
                (long long)all[3 * s], (long long)all[3 * s + 1], (long long)all[3 * s + 2]);
@@ -927,6 +970,7 @@ static void stage_process_begin(stage_process *p, task *t, const cf_schedule *sc
     p->runner.weights = &t->weights;
     p->runner.gradient = &t->gradient;
     p->runner.seed = t->seed;
+    p->runner.group.add_up = add_up;
     p->fault = find_fault(s->fault, lowered);
     p->schedule = schedule;
     p->start = TAKE(double, n_actions_of(schedule, process));
@@ -973,6 +1017,7 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
         weights_clear(&t->gradient);
         run_stage(&p);
     }
+    MPI_Allreduce(MPI_IN_PLACE, t->gradient.flat, (int)t->gradient.count, MPI_REAL_NUMBER, MPI_SUM, replicas);
     sum_tied_embedding(&s->model, p.schedule, &t->gradient);
     lines.unit = simulate(t->plan, schedule, NULL);
     lines.fitted = simulate_as_measured(&p);
@@ -987,14 +1032,34 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
     return v.ok;
 }
 
+/* Makes a schedule and the same one lowered: with several ranks this rank's, of a list that all run in lockstep. */
+static cf_result make_lists(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **schedule,
+                              cf_schedule **lowered, cf_error *error) {
+    cf_plan *columns = NULL;
+    cf_schedule *list = NULL, *list_lowered = NULL;
+    cf_result result = CF_OK;
+    if (n_ranks == 1) {
+        result = cf_schedule_make(plan, desc, schedule, error);
+        return result == CF_OK ? cf_schedule_lower(plan, *schedule, NULL, lowered, error) : result;
+    }
+    result = cf_lockstep_plan(plan, NULL, NULL, &columns, error);
+    if (result == CF_OK) result = cf_schedule_make(columns, desc, &list, error);
+    if (result == CF_OK) result = cf_schedule_lower(columns, list, NULL, &list_lowered, error);
+    if (result == CF_OK) result = cf_lockstep_schedule(plan, list, rank, NULL, schedule, error);
+    if (result == CF_OK) result = cf_lockstep_schedule(plan, list_lowered, rank, NULL, lowered, error);
+    cf_schedule_free(list_lowered);
+    cf_schedule_free(list);
+    cf_plan_free(columns);
+    return result;
+}
+
 /* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok has the verdict. */
 static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_steps *steps = NULL;
     cf_schedule_desc desc = *order;
     desc.shape.n_stages = n_processes;
-    cf_result result = cf_schedule_make(t->plan, &desc, &schedule, error);
-    if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, NULL, &lowered, error);
+    cf_result result = make_lists(t->plan, &desc, &schedule, &lowered, error);
     if (result == CF_OK) result = cf_schedule_validate(t->plan, lowered, NULL, NULL, error);
     if (result == CF_OK) result = cf_steps_make(t->plan, lowered, process, t->seed, NULL, &steps, error);
     if (result == CF_OK) *ok = run_schedule(t, schedule, lowered, steps);
@@ -1082,8 +1147,9 @@ int main(int argc, char **argv) {
     int code = 0;
     MPI_Init(&argc, &argv);
     crash_at_once();
-    MPI_Comm_rank(MPI_COMM_WORLD, &process);
-    MPI_Comm_size(MPI_COMM_WORLD, &n_processes);
+    pipeline = MPI_COMM_WORLD;
+    MPI_Comm_rank(pipeline, &process);
+    MPI_Comm_size(pipeline, &n_processes);
     settings s = parse_settings(argc, argv);
     if (!s.help) code = run(&s);
     else if (process == 0) print_help(&s);

@@ -1,6 +1,6 @@
 /* cp_groups_mpi.c - data-parallel ranks that share long sequences, with layers of every kind - MIT or public domain
 
-       mpirun -n RANKS cp_groups_mpi [ring | stages | faults]
+       mpirun -n RANKS cp_groups_mpi [ring | faults]
 
    The model of examples/ in float64, run by the passes of a stage (pipeline.h). The ranks of a cp group add up what
    their layers exchange, by one sum over all or, with `ring`, from neighbour to neighbour: rows of attention and their
@@ -9,8 +9,8 @@
    Gradients and loss must equal those of whole sequences in one process, for K = 1 and 2, with lists of columns by
    `paper` and by `best`. All ranks meet in every pass, which must be of one kind, or they abort (exit code 3).
 
-   With `stages` every two processes are a pipeline, and there are half as many ranks. With `faults` one rank does not
-   receive one kind of message, and the test must notice each. */
+   With `faults` one rank does not receive one kind of message, and the test must notice each. Groups of pipelines are
+   those of pipeline_mpi. */
 
 #define TRAIN_FLOAT64
 #include "ranks_mpi.h"
@@ -39,10 +39,9 @@ static const problem turns[] = {
 enum { TURNS = sizeof turns / sizeof turns[0] };
 
 typedef struct trainer {
-    int rank, n_ranks, stage, n_stages; /* processes are ordered by stage, then by rank */
+    int rank, n_ranks;
     int ring, fault;                    /* fault: the message that rank 1 does not get; -1: none */
     MPI_Comm comms[16];                 /* of blocks of 2^i ranks */
-    MPI_Comm all;                       /* all ranks of this stage */
     const problem *turn;
     model_config config;
     documents documents;
@@ -89,19 +88,10 @@ static void add_up(void *context, cp_message message, int64_t size, real *number
 /* ---- passes ---- */
 
 /* Checks that all ranks run a pass of this kind. */
-static void meet(const trainer *t, int kind) {
+static void meet(int kind) {
     int kinds[2] = {kind, -kind};
-    MPI_Allreduce(MPI_IN_PLACE, kinds, 2, MPI_INT, MPI_MAX, t->all);
+    MPI_Allreduce(MPI_IN_PLACE, kinds, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
-}
-
-/* Transfers activations, or their gradients, between stages. */
-static void transfer(const trainer *t, stage_runner *r, const cf_step *step) {
-    const int what = step->action.pass, way = what == CF_SEND_B || what == CF_RECV_B;
-    const int peer = step->peer * t->n_ranks + t->rank, count = (int)r->boundary_count;
-    if (what == CF_SEND_F || what == CF_SEND_B)
-        MPI_Send(r->boundaries[step->output], count, MPI_DOUBLE, peer, way, MPI_COMM_WORLD);
-    else MPI_Recv(r->boundaries[step->input], count, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
 /* Returns 1 unless everything that groups do not support is refused by name. */
@@ -119,11 +109,11 @@ static int accepts_too_much(const trainer *t) {
 
 /* Runs this rank's share of the batch. */
 static double run_stage(trainer *t, const weights *w, weights *gradient) {
-    cf_schedule *schedule = schedule_of(t->plan, t->rank, t->n_stages, t->turn->k, 0, t->turn->kind);
+    cf_schedule *schedule = schedule_of(t->plan, t->rank, t->turn->k, 0, t->turn->kind);
     cf_steps *steps = NULL;
     stage_runner r;
     cf_error error;
-    need(cf_steps_make(t->plan, schedule, t->stage, 0, NULL, &steps, &error), &error);
+    need(cf_steps_make(t->plan, schedule, 0, 0, NULL, &steps, &error), &error);
     need(stage_runner_begin(&r, &t->config, t->plan, schedule, steps, &t->batch, 0, t->turn->outputs, &error), &error);
     r.weights = w;
     r.gradient = gradient;
@@ -131,11 +121,10 @@ static double run_stage(trainer *t, const weights *w, weights *gradient) {
     r.group.context = t;
     for (int64_t i = 0; i < steps->n; i++) {
         const cf_step *step = &steps->steps[i];
-        if (step->action.pass <= CF_W) meet(t, step->action.pass == CF_B);
+        meet(step->action.pass == CF_B);
         seen.replays += step->action.pass == CF_R;
         stage_begin_step(&r, step);
-        if (step->action.pass > CF_W) transfer(t, &r, step);
-        else need(stage_pass(&r, step, &error), &error);
+        need(stage_pass(&r, step, &error), &error);
         stage_end_step(&r, step);
     }
     const double loss = r.loss;
@@ -215,16 +204,16 @@ static int misses_fault(trainer *t, int fault) {
                                               "tail gradients"};
     t->fault = fault;
     const double worst = train(t);
-    if (t->rank + t->stage == 0) printf("rank 1 misses %s: gradients off by %.1e\n", names[fault], worst);
+    if (t->rank == 0) printf("rank 1 misses %s: gradients off by %.1e\n", names[fault], worst);
     return !(worst > 1e-6);
 }
 
 static int fails_turn(trainer *t) {
     const double worst = train(t);
-    if (t->rank + t->stage == 0) {
-        printf("%d ranks of %d stages, %s, chunks of %d, K %d, %s: gradients off by %.1e, %d sums\n", t->n_ranks,
-               t->n_stages, t->turn->kinds, (int)t->turn->chunk_size, (int)t->turn->k,
-               cf_schedule_kind_name(t->turn->kind), worst, (int)t->n_sums);
+    if (t->rank == 0) {
+        printf("%d ranks, %s, chunks of %d, K %d, %s: gradients off by %.1e, %d sums\n", t->n_ranks,
+               t->turn->kinds, (int)t->turn->chunk_size, (int)t->turn->k, cf_schedule_kind_name(t->turn->kind), worst,
+               (int)t->n_sums);
     }
     return !is_rounding(worst);
 }
@@ -233,27 +222,22 @@ int main(int argc, char **argv) {
     static trainer t;
     const char *how = argc > 1 ? argv[1] : "";
     const int faults = strcmp(how, "faults") == 0;
-    int rank, failed = 0;
+    int failed = 0;
     MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t.n_ranks);
-    t.n_stages = strcmp(how, "stages") == 0 ? 2 : 1;
-    t.n_ranks /= t.n_stages;
-    t.rank = rank % t.n_ranks;
-    t.stage = rank / t.n_ranks;
     t.ring = strcmp(how, "ring") == 0;
     signal(SIGALRM, give_up);
     alarm(600);
     for (int i = 0; i < 16 && 1 << i <= t.n_ranks; i++)
-        MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &t.comms[i]);
-    MPI_Comm_split(MPI_COMM_WORLD, t.stage, rank, &t.all);
+        MPI_Comm_split(MPI_COMM_WORLD, t.rank >> i, t.rank, &t.comms[i]);
     for (int turn = 0; turn < (faults ? FAULTS : TURNS); turn++) {
         t.turn = &turns[faults ? 0 : turn];
         t.fault = -1;
         t.n_sums = 0;
         failed |= faults ? misses_fault(&t, turn) : fails_turn(&t);
     }
-    if (rank == 0)
+    if (t.rank == 0)
         printf("cp groups of up to %d, %d rounds; parts: %d of one row, %d of fewer than the convolution's tail, %d of "
                "another length than the one before, %d with others behind, %d padded; %d replays\n",
                (int)seen.widest, (int)seen.rounds, (int)seen.of_one, (int)seen.short_ones, (int)seen.unequal,

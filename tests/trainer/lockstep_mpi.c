@@ -161,7 +161,7 @@ static double train(trainer *t, int plain, int64_t k) {
     pack.n_ranks = t->n_ranks;
     pack.lockstep = !plain;
     need(cf_pack(lengths, N, &pack, &plan, &error), &error);
-    schedule = schedule_of(plan, t->rank, 1, k, plain, CF_SCHEDULE_PAPER);
+    schedule = schedule_of(plan, t->rank, k, plain, CF_SCHEDULE_PAPER);
     t->plan = plan;
     t->sums = calloc((size_t)plan->n_chunks + 1, sizeof *t->sums);
     t->kept = calloc((size_t)plan->n_chunks + 1, 1);

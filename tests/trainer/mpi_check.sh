@@ -328,13 +328,30 @@ if [ -x "$build/test/cp_groups_mpi" ]; then
     done
     run 4 "$build/test/cp_groups_mpi" ring
     expect "cp groups of 4, by a ring" 0
-    run 4 "$build/test/cp_groups_mpi" stages
-    expect "cp groups of 2 in pipelines of 2 stages" 0
     run 2 "$build/test/cp_groups_mpi" faults
     expect "each message that a rank misses is missed" 0
 else
     skip "cp groups" "build/test/cp_groups_mpi is not there"
 fi
+
+# ---- ranks that are pipelines, and share a sequence ----
+
+groups="--ranks 2 --max-cp 2 $tiny --layers 4 --window 9 --synthetic 151,5,19,70,8"
+# shellcheck disable=SC2086
+for kinds in full,delta+experts mamba,window+sinks,latent; do
+    run 4 "$checked" $groups --kinds $kinds --schedule paper --k 2
+    expect "cp groups of 2 in pipelines of 2 stages, $kinds" 0 'ok, it is rounding'
+    grep -q 'ranks 2, cp groups of up to 2' "$work/out" || fail "a cp group of pipelines" "there was none"
+done
+# shellcheck disable=SC2086
+{
+    if full; then run 4 "$exact" $groups --kinds full,delta --sweep --k 2; else run 4 "$exact" $groups --kinds full,delta; fi
+    expect "cp groups in other schedules" 0
+    run 2 "$exact" $groups --stream 100000
+    expect "cp groups whose states stream" 2 'nothing streams'
+    run 3 "$exact" $groups
+    expect "pipelines of two sizes" 2 'ranks 2 wants'
+}
 
 # ---- timelines: the measured one has the format of the simulated one, and its order is possible ----
 

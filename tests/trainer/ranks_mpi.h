@@ -25,16 +25,13 @@ static void need(cf_result result, const cf_error *error) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* Makes a rank's schedule: its part of the columns' list of this kind, lowered if there are stages; with `alone`, by
-   `paper` for this rank only. */
-static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, int64_t k, int alone,
-                                cf_schedule_kind kind) {
+/* Makes a rank's schedule: its part of the columns' list of this kind; with `alone`, by `paper` for this rank only. */
+static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t k, int alone, cf_schedule_kind kind) {
     cf_schedule_desc desc = {0};
     cf_plan *columns = NULL;
-    cf_schedule *list = NULL, *lowered = NULL, *own = NULL;
+    cf_schedule *list = NULL, *own = NULL;
     cf_error error;
     desc.shape.k = k;
-    desc.shape.n_stages = stages;
     desc.kind = alone ? CF_SCHEDULE_PAPER : kind;
     if (alone) {
         desc.shape.rank = rank;
@@ -43,9 +40,7 @@ static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, i
     }
     need(cf_lockstep_plan(plan, NULL, NULL, &columns, &error), &error);
     need(cf_schedule_make(columns, &desc, &list, &error), &error);
-    if (stages > 1) need(cf_schedule_lower(columns, list, NULL, &lowered, &error), &error);
-    need(cf_lockstep_schedule(plan, lowered != NULL ? lowered : list, rank, NULL, &own, &error), &error);
-    cf_schedule_free(lowered);
+    need(cf_lockstep_schedule(plan, list, rank, NULL, &own, &error), &error);
     cf_schedule_free(list);
     cf_plan_free(columns);
     return own;
