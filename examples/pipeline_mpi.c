@@ -183,7 +183,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
          "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
         {"outputs", FLAG, &s->outputs, 0, 0, NULL, OUTPUTS_HELP},
         {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes of each rank that there must be, 0: any number"},
-        {"ranks", INTEGER, &s->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks in lockstep, each a pipeline"},
+        {"ranks", INTEGER, &s->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks in step, each a pipeline"},
         {"max-cp", INTEGER, &s->packing.max_cp, 0, CF_MAX_RANKS, NULL, "most ranks that share a sequence, 0: none do"},
         {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
         {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
@@ -406,7 +406,8 @@ static const char *receive_tensor(transport *t, const cf_step *step, real *bound
     return NULL;
 }
 
-/* What a cp group's layers exchange. The processes of a stage meet here, because their ranks are in lockstep. */
+/* Adds up the numbers that a cp group's layers exchange. Its processes of a stage meet here, for they run in
+   lockstep. */
 static void add_up(void *context, cp_message message, int64_t size, real *numbers, int64_t count) {
     int i = 0;
     (void)context;
