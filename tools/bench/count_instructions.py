@@ -126,8 +126,8 @@ def edges_of(blocks):
 
 
 def weight_of(instructions):
-    """Returns the weight of a path: most products and exponentials first, then fewest instructions. A reciprocal is part
-    of a softcap's tanh, and outweighs the exponential in it."""
+    """Returns the weight of a path: most products and exponentials first, then fewest instructions. A reciprocal is
+    part of a softcap's tanh, and outweighs the exponential in it."""
     kinds = [opcode(one) for one in instructions]
     return sum(1_000_000 if re.match(r"(HG?MMA|LDGSTS|RED|ATOM|MUFU\.EX2)", kind)
                else -2_000_000 if kind.startswith("MUFU.RCP") else -1 for kind in kinds)
