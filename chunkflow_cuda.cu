@@ -2322,6 +2322,7 @@ struct fused_params : attention_views {
     int64_t q_tile, dout_tile;              /* bytes from row tile to row tile */
     int32_t sums_of_tile;                   /* numbers of dq_sums that attention_stats_kernel clears for each */
     int32_t overwrite;
+    cf_dtype type; /* for kernels without it among their template's parameters */
 };
 
 /* Bits of `carry`, for attention by blocks of keys. The chunk's own keys store sums, each block of the prefix loads and
@@ -2610,7 +2611,7 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
    added in a fixed order; what earlier blocks of keys left comes first. Threads hold what they held in the kernel that
    computed the parts: two tiles of 16 rows after attention_forward_kernel, otherwise one. Code without wgmma leaves out
    what only wgmma's parts need. */
-template <typename T, int HEAD, int THREADS>
+template <int HEAD, int THREADS>
 __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     attention_combine_kernel(const __grid_constant__ fused_params p) {
     if constexpr (!CF_HOPPER && THREADS != FORWARD_THREADS_OF<HEAD>) return;
@@ -2637,7 +2638,8 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
         store_sums<HEAD, THREADS>(o, r, carried_part<HEAD>(p, head, t.carried), thread);
         return;
     }
-    finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
+    if (p.type == CF_DTYPE_FP16) finish_rows<__half, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
+    else finish_rows<__nv_bfloat16, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
 }
 
 /* ================================================================================================================
@@ -3325,7 +3327,7 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const _
 
 /* Puts the sums of dQ, scaled and rounded, into the caller's array. One block a row tile; threads hold what they held
    in the kernel that computed the sums: a warp has M tiles of 16 rows. */
-template <typename T, int HEAD, int ROWS, int M>
+template <int HEAD, int ROWS, int M>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
     if constexpr ((!CF_HOPPER && M == 1) || (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEY_TILE>)) return;
     const int ROW_PARTS = ROWS / (16 * M), COLUMNS = HEAD * ROW_PARTS / 8;
@@ -3346,9 +3348,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
                 dq[j][e] = sums[sum_index(i * (COLUMNS / 8) + j, e, (int)threadIdx.x, BACKWARD_THREADS)];
         }
         CF_UNROLL
-        for (int half = 0; half < 2; half++)
-            stage_row<T, HEAD>(dq, half, p.scale, rows, row_part * (16 * M) + 16 * i + 8 * half + lane / 4,
-                               column_part * COLUMNS / 8);
+        for (int half = 0; half < 2; half++) {
+            const int row = row_part * (16 * M) + 16 * i + 8 * half + lane / 4, chunk = column_part * COLUMNS / 8;
+            if (p.type == CF_DTYPE_FP16) stage_row<__half, HEAD>(dq, half, p.scale, rows, row, chunk);
+            else stage_row<__nv_bfloat16, HEAD>(dq, half, p.scale, rows, row, chunk);
+        }
     }
     __syncthreads();
     store_rows<HEAD, ROWS / 8>(p.dq, p.group, p.n_chunks, t, head, first_row, lesser(n_rows, first_row + p.row_rows),
@@ -4153,6 +4157,7 @@ fused_params fused_of(const call &c) {
     f.n_chunks = (int32_t)(d->head_size / 8);
     f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
     f.forward_rows = p->forward_rows;
+    f.type = d->dtype;
     f.carry = carry_of(c);
     f.carried = reinterpret_cast<float *>(memory + at.carried);
     f.n_carried = c.backward ? p->n_sum_tiles : carried_tiles(p, p->forward_rows);
@@ -4205,10 +4210,9 @@ cf_result launch_tiles(const char *name, const work_order &work, int threads, in
     return launch<KERNEL>(name, work.n_blocks, threads, (size_t)shared_bytes, c.stream, c.error, with_work);
 }
 
-template <typename T, int HEAD, int THREADS>
-cf_result combine(const call &c, const tile_lists &lists, const fused_params &f) {
-    return launch_tiles<attention_combine_kernel<T, HEAD, THREADS>>("attention_combine", lists.split_forward, THREADS,
-                                                                    FORWARD_ROWS * HEAD * 2, c, f);
+template <int HEAD, int THREADS> cf_result combine(const call &c, const tile_lists &lists, const fused_params &f) {
+    return launch_tiles<attention_combine_kernel<HEAD, THREADS>>("attention_combine", lists.split_forward, THREADS,
+                                                                 FORWARD_ROWS * HEAD * 2, c, f);
 }
 
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
@@ -4220,7 +4224,7 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     if (f.carry != CARRY_LOAD)
         code = launch_tiles<attention_forward_kernel<T, HEAD>>("attention_forward", lists.forward, THREADS,
                                                                forward_layout<HEAD>::BYTES, c, f);
-    return code == CF_OK ? combine<T, HEAD, THREADS>(c, lists, f) : code;
+    return code == CF_OK ? combine<HEAD, THREADS>(c, lists, f) : code;
 }
 
 /* Launches all kernels of a backward, for one shape of its tiles. launch_keys launches the kernel of key tiles. Its
@@ -4247,7 +4251,7 @@ cf_result launch_backward(const call &c, const fused_params &f, F launch_keys) {
     if (deterministic)
         return launch_tiles<attention_dq_kernel<T, HEAD, ROWS>>("attention_dq", l.rows, 2 * ROWS,
                                                                 dq_layout<HEAD, ROWS>::BYTES, c, f);
-    return launch_tiles<attention_round_dq_kernel<T, HEAD, ROWS, ROW_TILES>>(
+    return launch_tiles<attention_round_dq_kernel<HEAD, ROWS, ROW_TILES>>(
         "attention_round_dq", l.rows, BACKWARD_THREADS, ROWS * HEAD * 2, c, f);
 }
 
@@ -4391,7 +4395,7 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     if (code == CF_OK)
         code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
                               c.stream, c.error, h);
-    return code == CF_OK ? combine<T, HEAD, HOPPER_CONSUMERS>(c, lists, h.fused) : code;
+    return code == CF_OK ? combine<HEAD, HOPPER_CONSUMERS>(c, lists, h.fused) : code;
 }
 
 template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
