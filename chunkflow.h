@@ -764,7 +764,7 @@ typedef enum cf_mixer {
 typedef struct cf_layer {
     cf_mixer mixer;
     int gate;          /* 1: attention's output is multiplied by a gate of as many columns as Q. Only full, window or
-                          chunked */
+                          chunked layers */
     int sinks;         /* 1: softmax has one extra learned logit per head (attention sink). Only full, window or
                           chunked */
     int no_ffn;        /* 1: the layer has neither MLP nor experts */
@@ -3504,8 +3504,8 @@ static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) 
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills in chains and cuts, and opens a unit for each chain. Each gets at most as many slices as were counted when it
-   was measured. */
+/* Fills in chains and cuts, and opens a unit for each chain. A chain gets at most as many slices as were counted when
+   the batch was measured. */
 static void cf__pack_collect_chains(cf__packer *p) {
     int64_t i, n_cuts = p->n_part_cuts;
     for (i = 0; i < p->n && p->n_units < p->head.n_chains; i++) {
@@ -4511,8 +4511,8 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* Returns the cost of the first n columns, plus a third for those that are replayed with K = 1: all of a band except
-   its last. */
+/* Returns the cost of the first n columns and of their replays with K = 1. A replay costs a third of its column, as a
+   forward does. Every column of a band of chains is replayed, except the band's last. */
 static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
     int64_t i, row;
@@ -5394,7 +5394,8 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
                         "is not that of its chain"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
-    /* Lengths may be anywhere in memory. A short loop waits for several of them at the same time. */
+    /* A loop of its own is faster: slices read `lengths` at random places, and a processor overlaps several cache
+       misses of so short a loop. */
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) CF__TRY(cf__plan_check_slice(check, i));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
@@ -6953,9 +6954,9 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Returns the bytes of the largest scan of a recurrent layer in a cp group. A rank scans its share of the heads over all
-   parts, so that it holds as much as of one part: an effect, and with what it receives and returns four states. Each row
-   of the chunk also has a row of keys per head, which reads the state before the part. */
+/* Returns the bytes of the largest scan of a recurrent layer in a cp group. A rank scans its share of the heads over
+   all parts. It then holds as much as for one part of all heads: an effect, and with those that it receives and returns
+   four states. Each row of the chunk also has a row of keys per head, which reads the state before the part. */
 static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_t tokens, int *overflow) {
     int64_t k, most = 0;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -7397,7 +7398,8 @@ typedef struct cf__pipe_need {
     cf_edge_why why;
 } cf__pipe_need;
 
-/* Returns the place for a name in a rule. */
+/* Returns the pass that a rule means: R if the chunk is dropped, else F, for CF__PIPE_KEEPER; W if backwards are split,
+   else B, for CF__PIPE_FREER. All other values are passes already. */
 static int cf__pipe_resolve(int name, int split, int dropped) {
     if (name == CF__PIPE_KEEPER) return dropped ? CF_R : CF_F;
     if (name == CF__PIPE_FREER) return split ? CF__PIPE_W : CF__PIPE_BACK;
@@ -9790,7 +9792,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     double end = d->now + d->paths->seconds[place][cell];
     cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
     cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
-    unit = cf__dispatch_unit(d, chunk, v); /* it may keep one chunk fewer now */
+    unit = cf__dispatch_unit(d, chunk, v); /* taking the place may have evicted one of its chunks */
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left -= place != CF_R; /* each R comes before a backward that is counted */
@@ -10084,7 +10086,7 @@ static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) 
     int64_t room = 0, max_tries, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
-    if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* small enough to be checked by hand, so it should be optimal */
+    if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* checkable by hand, so the schedule should be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
@@ -11920,7 +11922,7 @@ enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_
    peak. The slot that has been free longest is used first. So an arriving tensor seldom has to wait for the pass that
    has just begun. */
 typedef struct cf__steps_pool {
-    int64_t n;          /* maximum number of owners of a slot */
+    int64_t n;          /* possible owners, each of which has at most one slot; so also the most slots */
     int32_t *slot_of;   /* (n) */
     int32_t *free_list; /* (n) a ring */
     int64_t first_free, n_free, n_made;

@@ -276,7 +276,7 @@ CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, in
 typedef struct cf_rope {
     int64_t n_positions;          /* at most 2^31. A larger position is taken for the last one: nothing outside the
                                      table is read, but the result is wrong */
-    int64_t rotated;              /* numbers of a head that are rotated, the first ones; even. 0: all */
+    int64_t rotated;              /* elements of each head that are rotated, from its first; an even number. 0: all */
     double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
     const double *frequencies;    /* (rotated / 2) one per pair, instead of base, for scaled variants. Only cf_rope_fill
                                      reads it */
@@ -544,7 +544,7 @@ CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *ex
    state is large beside activations, it may take half as much again. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations, outputs and boundary tensors: bytes laid out */
-    int64_t arena_live;           /* most bytes in use at once. arena / arena_live is the loss in gaps */
+    int64_t arena_live;           /* most bytes in use at once. arena / arena_live - 1 is the share lost to gaps */
     int64_t inputs;               /* slots through which inputs and outputs that are kept in host memory come back */
     int64_t state;                /* K and V, or with state_block_rows their ring */
     int64_t state_live;
@@ -1264,11 +1264,11 @@ CF_DEVICE float warp_max(float x) {
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 /* Returns the descriptor of a matrix in shared memory for wgmma. It lies in blocks of 64 columns, 128 bytes a row, each
-   block at a multiple of 1024. Within a row, chunks of 16 bytes are permuted by the 128-byte swizzle of bulk copies:
-   chunk c of row r is at chunk c ^ (r & 7).
+   block at a multiple of 1024. Within a row, units of 16 bytes are permuted by the 128-byte swizzle of bulk copies:
+   unit c of row r is at place c ^ (r & 7).
 
-   To advance by 16 in k: 32 bytes if k runs along the columns, 2048 bytes if k runs along the rows ("transposed").
-   `next` is the distance of blocks, for k along the rows. */
+   To advance by 16 in k: 32 bytes if k is the column, 2048 bytes if k is the row ("transposed"). `next` is the distance
+   of blocks, which matters only if k is the row. */
 CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
     return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
@@ -2025,31 +2025,31 @@ struct view {
     int64_t row, head;
 };
 
-/* Returns the address of a chunk of 16 bytes in a tile of 16-bit numbers. Rows have ROW bytes (128, 256 or 512). Chunk
-   c of row r is stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix are in different banks. Tiles start at
+/* Returns the address of a unit of 16 bytes in a tile of 16-bit numbers. Rows have ROW bytes (128, 256 or 512). Unit c
+   of row r is stored at place c ^ (r & 7), so that the 8 rows of an ldmatrix are in different banks. Tiles start at
    multiples of 1024. */
-template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
-    return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
+template <int ROW> CF_DEVICE shared_address unit_address(shared_address base, int row, int unit) {
+    return base + (shared_address)(row * ROW) + (shared_address)((unit ^ (row & 7)) << 4);
 }
 
-/* The address that a lane gives to ldmatrix_x4 for the fragment at (row, chunk) of a tile, both multiples of what a
-   fragment covers. Two chunks further is an exclusive or.
+/* The address that a lane gives to ldmatrix_x4 for the fragment at (row, unit) of a tile, both multiples of what a
+   fragment covers. Two units further is an exclusive or.
 
-       as rows       lanes 0-15: the 16 rows; lanes 16-31: the same rows, the next chunk. An A operand, or, loaded
+       as rows       lanes 0-15: the 16 rows; lanes 16-31: the same rows, the next unit. An A operand, or, loaded
                      transposed, a B operand with k along its rows
-       as columns    lanes 0-15: 8 rows of two chunks; lanes 16-31: the next 8 rows. A B operand with n along its rows,
+       as columns    lanes 0-15: 8 rows of two units; lanes 16-31: the next 8 rows. A B operand with n along its rows,
                      or, loaded transposed, an A operand with k along its rows
    */
 template <int ROW>
-CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
+CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int unit, int thread = (int)threadIdx.x) {
     const int lane = thread % 32;
-    return chunk_address<ROW>(base, row + lane % 16, chunk + lane / 16);
+    return unit_address<ROW>(base, row + lane % 16, unit + lane / 16);
 }
 
 template <int ROW>
-CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
+CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int unit, int thread = (int)threadIdx.x) {
     const int lane = thread % 32;
-    return chunk_address<ROW>(base, row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+    return unit_address<ROW>(base, row + lane % 8 + lane / 16 * 8, unit + lane / 8 % 2);
 }
 
 /* Calls change(number, j, e) for all of a lane's numbers in a row of tiles, or change(number, i, j, e) in M rows of
@@ -2099,8 +2099,7 @@ CF_DEVICE void multiply_steps(float (&c)[M][N][4], A load_a, B load_b) {
     }
 }
 
-/* Load the fragment at step k, number i of those side by side, of a matrix with k along its chunks, or along its
-   rows. */
+/* Load the fragment at step k, number i of those side by side, of a matrix whose column is k, or whose row is k. */
 template <int ROW> CF_DEVICE void load_along(uint32_t (&to)[4], shared_address at, int k, int i) {
     ldmatrix_x4(to, (at ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
 }
@@ -2109,21 +2108,21 @@ template <int ROW> CF_DEVICE void load_across(uint32_t (&to)[4], shared_address 
     ldmatrix_x4_transposed(to, (at ^ (shared_address)(i << 5)) + (shared_address)(k * 16 * ROW));
 }
 
-/* c += A B^T, both stored with k along the chunks. a: from lane_as_rows; b: from lane_as_columns. */
+/* c += A B^T, where k is the column of both. a: from lane_as_rows; b: from lane_as_columns. */
 template <typename T, int K, int ROW, int M, int N>
 CF_DEVICE void multiply_by_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
     multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_along<ROW>(to, a, k, i); },
                          [&](uint32_t (&to)[4], int k, int j) { load_along<ROW>(to, b, k, j); });
 }
 
-/* c += A^T B, both stored with k along the rows. a: from lane_as_columns; b: from lane_as_rows. */
+/* c += A^T B, where k is the row of both. a: from lane_as_columns; b: from lane_as_rows. */
 template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
     multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_across<ROW_A>(to, a, k, i); },
                          [&](uint32_t (&to)[4], int k, int j) { load_across<ROW_B>(to, b, k, j); });
 }
 
-/* c += A B; A with k along the chunks, B with k along the rows. a, b: from lane_as_rows. */
+/* c += A B, where k is the column of A and the row of B. a, b: from lane_as_rows. */
 template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b) {
     multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_along<ROW_A>(to, a, k, i); },
@@ -2144,36 +2143,36 @@ template <typename T, int K, int M> CF_DEVICE void pack_tiles(uint32_t (&to)[K][
     for (int i = 0; i < K * M; i++) pack_pair<T>(to[i / M][i % M], p[i % M][i / M * 2], p[i % M][i / M * 2 + 1]);
 }
 
-/* c += P B, where P is packed; B with k along the rows. b: from lane_as_rows. */
+/* c += P B, where P is packed and k is the row of B. b: from lane_as_rows. */
 template <typename T, int ROW, int M, int K, int N>
 CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4], shared_address b) {
     multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { memcpy(to, p[k][i], sizeof to); },
                          [&](uint32_t (&to)[4], int k, int j) { load_across<ROW>(to, b, k, j); });
 }
 
-/* Returns the address of a thread's first row and chunk among the rows of a head, from row `first` on. The thread moves
+/* Returns the address of a thread's first row and unit among the rows of a head, from row `first` on. The thread moves
    this pointer from tile to tile. That takes fewer registers than the tile's address and the thread's place in it. */
 template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const view &of, int64_t first, int head) {
-    const int CHUNKS = HEAD / 8;
-    return of.data + (first * of.row + head * of.head) * 2 + (int)threadIdx.x / CHUNKS * (of.row * 2) +
-           (int)threadIdx.x % CHUNKS * 16;
+    const int UNITS = HEAD / 8;
+    return of.data + (first * of.row + head * of.head) * 2 + (int)threadIdx.x / UNITS * (of.row * 2) +
+           (int)threadIdx.x % UNITS * 16;
 }
 
-/* Returns the address of a chunk that is `steps` x STEP rows after the one at `first`. */
+/* Returns the address of a unit that is `steps` x STEP rows after the one at `first`. */
 template <int ROW, int STEP> CF_DEVICE shared_address steps_on(shared_address first, int steps) {
-    static_assert(STEP % 4 == 0, "other steps change more of a chunk's place");
+    static_assert(STEP % 4 == 0, "other steps change more of a unit's place");
     const shared_address at = first + (shared_address)(steps * STEP * ROW);
     return STEP % 8 == 0 ? at : at ^ (shared_address)(steps % 2 << 6);
 }
 
-/* Starts the copy of ROWS rows of one head. Rows from n_rows on and chunks from n_chunks on become zeros. Nothing is
+/* Starts the copy of ROWS rows of one head. Rows from n_rows on and units from n_units on become zeros. Nothing is
    read there, because that memory may belong to another document. */
 template <int ROWS, int HEAD, int THREADS>
-CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_chunks) {
-    const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
-    const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
-    to = chunk_address<2 * HEAD>(to, row, chunk);
-    if (chunk >= n_chunks) n_rows = 0;
+CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_units) {
+    const int UNITS = HEAD / 8, STEP = THREADS / UNITS;
+    const int unit = (int)threadIdx.x % UNITS, row = (int)threadIdx.x / UNITS;
+    to = unit_address<2 * HEAD>(to, row, unit);
+    if (unit >= n_units) n_rows = 0;
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
         copy_async_16(steps_on<2 * HEAD, STEP>(to, i), thread_first, row + i * STEP < n_rows);
@@ -2185,18 +2184,18 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
    end) become zeros; their addresses may be invalid, since a copy of no bytes reads nothing. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_packed_rows(shared_address to, const view &from, int64_t first_token, int head,
-                                const divisor &group, int first_row, int begin, int end, int n_chunks) {
-    const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
+                                const divisor &group, int first_row, int begin, int end, int n_units) {
+    const int UNITS = HEAD / 8, STEP = THREADS / UNITS;
     const char *const first = from.data + (first_token * from.row + head * group.by * from.head) * 2;
     const int64_t token_bytes = from.row * 2, head_bytes = from.head * 2;
-    const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
-    to = chunk_address<2 * HEAD>(to, row, chunk);
-    if (chunk >= n_chunks) end = 0;
+    const int unit = (int)threadIdx.x % UNITS, row = (int)threadIdx.x / UNITS;
+    to = unit_address<2 * HEAD>(to, row, unit);
+    if (unit >= n_units) end = 0;
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
         const int packed = first_row + row + i * STEP, token = packed / group;
         copy_async_16(steps_on<2 * HEAD, STEP>(to, i),
-                      first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16,
+                      first + token * token_bytes + (packed - token * group.by) * head_bytes + unit * 16,
                       packed >= begin && packed < end);
     }
 }
@@ -2268,27 +2267,27 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const mask &m, const tile &t, co
 /* Puts one row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
 template <typename T, int HEAD, int N>
 CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, shared_address rows, int row,
-                         int chunk = 0) {
+                         int unit = 0) {
     const int lane = (int)threadIdx.x % 32;
     CF_UNROLL
     for (int j = 0; j < N; j++)
-        shared_store_4(chunk_address<2 * HEAD>(rows, row, chunk + j) + (shared_address)(lane % 4 * 4),
+        shared_store_4(unit_address<2 * HEAD>(rows, row, unit + j) + (shared_address)(lane % 4 * 4),
                        pack<T>(sums[j][2 * half] * scale, sums[j][2 * half + 1] * scale));
 }
 
 /* Copies ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
    tile_row. Rows from n_rows on are not stored. */
 template <int HEAD, int ROWS>
-CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, const tile &t, int head, int tile_row,
+CF_DEVICE void store_rows(const view &to, const divisor &group, int n_units, const tile &t, int head, int tile_row,
                           int n_rows, int warp_row, shared_address rows) {
-    const int CHUNKS = HEAD / 8, STEP = 32 / CHUNKS;
-    const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS;
+    const int UNITS = HEAD / 8, STEP = 32 / UNITS;
+    const int lane = (int)threadIdx.x % 32, unit = lane % UNITS;
     for (int i = 0; i < ROWS / STEP; i++) {
-        const int row = warp_row + i * STEP + lane / CHUNKS, packed = tile_row + row;
-        if (packed >= n_rows || chunk >= n_chunks) continue;
+        const int row = warp_row + i * STEP + lane / UNITS, packed = tile_row + row;
+        if (packed >= n_rows || unit >= n_units) continue;
         const int token = packed / group, q_head = (head - token) * group.by + packed;
-        global_store_16(to.data + ((t.q_start + token) * to.row + q_head * to.head) * 2 + chunk * 16,
-                        shared_load_16(chunk_address<2 * HEAD>(rows, row, chunk)));
+        global_store_16(to.data + ((t.q_start + token) * to.row + q_head * to.head) * 2 + unit * 16,
+                        shared_load_16(unit_address<2 * HEAD>(rows, row, unit)));
     }
 }
 
@@ -2316,7 +2315,7 @@ struct fused_params : attention_views {
     float scale;      /* of the dot products */
     float scale_log2; /* of scores in exponents of 2: scale x log2(e), or log2(e) after a softcap */
     float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
-    int32_t n_chunks; /* head size / 8 */
+    int32_t n_units; /* head size / 8 */
     divisor group;
     int32_t row_tile, row_tokens, row_rows, forward_rows; /* as in problem */
     int64_t q_tile, dout_tile;              /* bytes from row tile to row tile */
@@ -2458,7 +2457,7 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
         }
     }
     __syncwarp();
-    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, t, head, first_row, n_rows, warp_row, rows);
+    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_units, t, head, first_row, n_rows, warp_row, rows);
 }
 
 /* Size of a forward part's sums in the workspace: the output, then each thread's greatest scores and sums of
@@ -2529,20 +2528,20 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
     clear(r);
     if (first < end) {
         load_packed_rows<FORWARD_ROWS, HEAD, THREADS>(q, p.q, t.q_start, head, p.group, first_row, 0, n_rows,
-                                                      p.n_chunks);
-        load_rows<KEYS, HEAD, THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
+                                                      p.n_units);
+        load_rows<KEYS, HEAD, THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_units);
         copy_async_commit();
     }
     for (int n = end - 1, stage = 0; n >= first; n--, stage ^= 1) {
         copy_async_wait<0>(); /* K of n has arrived, and ... */
         __syncthreads();      /* ... all warps are done with V and K of n + 1 */
-        load_rows<KEYS, HEAD, THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
+        load_rows<KEYS, HEAD, THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_units);
         copy_async_commit();
         k_from -= KEYS * p.k.row * 2;
         v_from -= KEYS * p.v.row * 2;
         if (n > first)
             load_rows<KEYS, HEAD, THREADS>(k + (shared_address)((stage ^ 1) * STAGE), k_from, p.k.row * 2, KEYS,
-                                           p.n_chunks);
+                                           p.n_units);
         copy_async_commit();
 
         float s[M][KEYS / 8][4];
@@ -2688,10 +2687,10 @@ CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
 
 /* Zeroes rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
 template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
-    const int CHUNKS = HEAD / 8;
+    const int UNITS = HEAD / 8;
     CF_ROLLED
-    for (int i = begin * CHUNKS + thread; i < end * CHUNKS; i += N)
-        shared_store_16(tile + (shared_address)(i % CHUNKS / 8 * (ROWS * 128) + i / CHUNKS * 128 + i % 8 * 16),
+    for (int i = begin * UNITS + thread; i < end * UNITS; i += N)
+        shared_store_16(tile + (shared_address)(i % UNITS / 8 * (ROWS * 128) + i / UNITS * 128 + i % 8 * 16),
                         make_uint4(0, 0, 0, 0));
     fence_proxy_async();
 }
@@ -3043,8 +3042,8 @@ __global__ void __launch_bounds__(STATS_THREADS)
         const char *out = p.out.data + ((t.q_start + token) * p.out.row + q_head * p.out.head) * 2;
         const char *dout = p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2;
         float dot = 0.0f;
-        for (int chunk = lane; seeing && chunk < p.n_chunks; chunk += 16)
-            dot += dot_8<T>(global_load_16(out + chunk * 16), global_load_16(dout + chunk * 16));
+        for (int unit = lane; seeing && unit < p.n_units; unit += 16)
+            dot += dot_8<T>(global_load_16(out + unit * 16), global_load_16(dout + unit * 16));
         for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, lanes);
         if (lane == 0) {
             stats[row] = seeing ? p.lse[q_head * p.lse_stride + t.q_start + token] * LOG2_E : INFINITY;
@@ -3071,17 +3070,17 @@ template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shar
     shared_store_8(offsets + (shared_address)(row * 8), make_uint2((uint32_t)(q / 8), (uint32_t)(dout / 8)));
 }
 
-/* A thread's chunk of the first token of the next row tile. The rest is computed again for each tile, because registers
+/* A thread's unit of the first token of the next row tile. The rest is computed again for each tile, because registers
    are scarcer than instructions. */
 struct row_tile_cursor {
     const char *q, *dout;
 };
 
 template <int HEAD> CF_DEVICE row_tile_cursor first_row_tile(const fused_params &p, const tile &t, int head) {
-    const int chunk = (int)threadIdx.x % (HEAD / 8);
+    const int unit = (int)threadIdx.x % (HEAD / 8);
     const int64_t row = t.q_start + (int64_t)t.begin * p.row_tokens, q_head = head * p.group.by;
-    return {p.q.data + (row * p.q.row + q_head * p.q.head) * 2 + chunk * 16,
-            p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + chunk * 16};
+    return {p.q.data + (row * p.q.row + q_head * p.q.head) * 2 + unit * 16,
+            p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + unit * 16};
 }
 
 /* Starts the copies of row tile m of a slice (Q, dout and the two numbers of each row), and moves on to the next tile.
@@ -3089,12 +3088,12 @@ template <int HEAD> CF_DEVICE row_tile_cursor first_row_tile(const fused_params 
 template <int ROWS, int HEAD>
 CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int m, row_tile_cursor &at, const float *all_stats,
                              shared_address offsets, shared_address q, shared_address dout, shared_address stats) {
-    const int CHUNKS = HEAD / 8, STEP = BACKWARD_THREADS / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    const int first_row = (int)threadIdx.x / CHUNKS, first_token = m * p.row_tokens;
+    const int UNITS = HEAD / 8, STEP = BACKWARD_THREADS / UNITS, unit = (int)threadIdx.x % UNITS;
+    const int first_row = (int)threadIdx.x / UNITS, first_token = m * p.row_tokens;
     const int begin = (first_seeing(p.visible, t) - first_token) * p.group.by;
     int end = lesser((t.q_length - first_token) * p.group.by, p.row_rows);
-    if (chunk >= p.n_chunks) end = 0;
-    const shared_address to = chunk_address<2 * HEAD>(0, first_row, chunk);
+    if (unit >= p.n_units) end = 0;
+    const shared_address to = unit_address<2 * HEAD>(0, first_row, unit);
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
         const int row = first_row + i * STEP;
@@ -3178,8 +3177,8 @@ CF_DEVICE void finish_keys(const float (&dk)[M][N][4], const float (&dv)[M][N][4
     }
     const int64_t row = t.k_start + t.block * KEYS;
     const int n_keys = t.k_length - t.block * KEYS;
-    update_keys(dk, p.scale, p.dk, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
-    update_keys(dv, 1.0f, p.dv, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
+    update_keys(dk, p.scale, p.dk, row, head, key, n_keys, column, p.n_units * 8, p.overwrite);
+    update_keys(dv, 1.0f, p.dv, row, head, key, n_keys, column, p.n_units * 8, p.overwrite);
 }
 
 /* One block computes KEYS keys of one key head against all packed rows that see any of them. So dK and dV of a whole
@@ -3226,10 +3225,10 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
     if (t.begin < t.end) {
         load_rows<KEYS, HEAD, BACKWARD_THREADS>(
             k, thread_rows<HEAD, BACKWARD_THREADS>(p.k, t.k_start + first_key, head), p.k.row * 2,
-            t.k_length - first_key, p.n_chunks);
+            t.k_length - first_key, p.n_units);
         load_rows<KEYS, HEAD, BACKWARD_THREADS>(
             v, thread_rows<HEAD, BACKWARD_THREADS>(p.v, t.k_start + first_key, head), p.v.row * 2,
-            t.k_length - first_key, p.n_chunks);
+            t.k_length - first_key, p.n_units);
         write_row_offsets<ROWS>(p, offsets);
         __syncthreads();
         load_row_tile<ROWS, HEAD>(p, t, t.begin, next, all_stats, offsets, start + layout::Q, start + layout::DOUT,
@@ -3322,7 +3321,7 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const _
         each_sum(sums, [&](float &sum, int i, int j, int e) { sum += x[i][j][e]; });
     }
     update_keys(sums, of_v ? 1.0f : p.scale, of_v ? p.dv : p.dk, t.k_start + t.block * KEYS, head, key,
-                t.k_length - t.block * KEYS, column, p.n_chunks * 8, p.overwrite);
+                t.k_length - t.block * KEYS, column, p.n_units * 8, p.overwrite);
 }
 
 /* Puts the sums of dQ, scaled and rounded, into the caller's array. One block a row tile; threads hold what they held
@@ -3349,13 +3348,13 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
         }
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int row = row_part * (16 * M) + 16 * i + 8 * half + lane / 4, chunk = column_part * COLUMNS / 8;
-            if (p.type == CF_DTYPE_FP16) stage_row<__half, HEAD>(dq, half, p.scale, rows, row, chunk);
-            else stage_row<__nv_bfloat16, HEAD>(dq, half, p.scale, rows, row, chunk);
+            const int row = row_part * (16 * M) + 16 * i + 8 * half + lane / 4, unit = column_part * COLUMNS / 8;
+            if (p.type == CF_DTYPE_FP16) stage_row<__half, HEAD>(dq, half, p.scale, rows, row, unit);
+            else stage_row<__nv_bfloat16, HEAD>(dq, half, p.scale, rows, row, unit);
         }
     }
     __syncthreads();
-    store_rows<HEAD, ROWS / 8>(p.dq, p.group, p.n_chunks, t, head, first_row, lesser(n_rows, first_row + p.row_rows),
+    store_rows<HEAD, ROWS / 8>(p.dq, p.group, p.n_units, t, head, first_row, lesser(n_rows, first_row + p.row_rows),
                                warp * (ROWS / 8), rows);
 }
 
@@ -3412,9 +3411,9 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     }
     if (first < end) {
         load_packed_rows<ROWS, HEAD, THREADS>(q, p.q, t.q_start, head, p.group, first_row, seeing, past_row,
-                                              p.n_chunks);
+                                              p.n_units);
         load_packed_rows<ROWS, HEAD, THREADS>(dout, p.dout, t.q_start, head, p.group, first_row, seeing, past_row,
-                                              p.n_chunks);
+                                              p.n_units);
     }
     clear(dq);
     if (p.carry & CARRY_LOAD) load_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
@@ -3424,9 +3423,9 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         __syncthreads();
         if (n < end) {
             load_rows<KEYS, HEAD, THREADS>(k + (shared_address)(stage * layout::KEYS), k_from, p.k.row * 2,
-                                              t.k_length - n * KEYS, p.n_chunks);
+                                              t.k_length - n * KEYS, p.n_units);
             load_rows<KEYS, HEAD, THREADS>(v + (shared_address)(stage * layout::KEYS), v_from, p.v.row * 2,
-                                              t.k_length - n * KEYS, p.n_chunks);
+                                              t.k_length - n * KEYS, p.n_units);
             copy_async_commit();
             k_from += KEYS * p.k.row * 2;
             v_from += KEYS * p.v.row * 2;
@@ -3463,7 +3462,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     CF_UNROLL
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
-    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, done, head, done_row, past_done, warp_row, q);
+    store_rows<HEAD, 16>(p.dq, p.group, p.n_units, done, head, done_row, past_done, warp_row, q);
 }
 
 /* ================================================================================================================
@@ -3611,7 +3610,7 @@ CF_HOPPER_DEVICE void hopper_add_dq(float *sums, float (&dq)[8][4], int thread) 
 
 /* Stores a warp's rows of dS, whose columns are rows of a row tile, into shared memory for wgmma. */
 template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][4], shared_address to, int thread) {
-    /* Key, and chunk of rows, as stmatrix_x4 wants them. */
+    /* Key, and unit of rows, as stmatrix_x4 wants them. */
     const int ds_key = thread / 32 * 16 + thread % 16, ds_chunk = thread / 16 % 2;
     to += (shared_address)(ds_key * 128 + ((ds_chunk ^ (ds_key & 7)) << 4));
     CF_UNROLL
@@ -3645,7 +3644,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
     const shared_address barriers = start + layout::BARRIERS;
     const uint64_t k = hold_matrix(matrix_at(start + layout::K + (shared_address)(group * 64 * 128)));
     const uint64_t v = matrix_step(k, layout::V - layout::K);
-    /* The distance is for k along the rows only. */
+    /* The distance matters where k is the row. */
     const uint64_t q = hold_matrix(matrix_at(start + layout::Q, layout::ROW_BLOCK));
     const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
     const int ds_half = HEAD == 64 ? group * HALF_TILE : 0, k_half = HEAD == 64 ? 0 : group * HALF_TILE;
@@ -4154,7 +4153,7 @@ fused_params fused_of(const call &c) {
     f.scale_by_cap = d->softcap != 0.0 ? (float)(d->scale / d->softcap) : 0.0f;
     f.inverse_cap = d->softcap != 0.0 ? (float)(1.0 / d->softcap) : 0.0f;
     f.group = make_divisor((int32_t)p->group);
-    f.n_chunks = (int32_t)(d->head_size / 8);
+    f.n_units = (int32_t)(d->head_size / 8);
     f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
     f.forward_rows = p->forward_rows;
     f.type = d->dtype;
@@ -4593,7 +4592,7 @@ cf_result use_stream(const call &c) {
     if (c.tensors->cublas == NULL)
         return cf_fail(c.error, CF_ERROR_ARGUMENT, "cublas", -1, 1, 0, "must not be NULL on this path");
     cublasStatus_t status = cublasGetStream(c.tensors->cublas, &now);
-    /* Setting a stream discards the handle's workspace, so only if it changes. */
+    /* Setting a stream discards the handle's workspace, so it is set only if it differs. */
     if (status == CUBLAS_STATUS_SUCCESS && now != c.stream) status = cublasSetStream(c.tensors->cublas, c.stream);
     return check_cublas(c, status);
 }

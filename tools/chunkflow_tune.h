@@ -199,8 +199,8 @@ typedef struct cf_cost_desc {
    on any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
    has as many more columns as keys, and every row one more product with the state. Each rank scans 1 / max_cp of the
    heads: one exchange brings it states and effects of these heads from all parts, and a second one returns the states
-   before each part and after the round. A third exchange has the convolution's rows. With n ranks each sends (n - 1) / n
-   of an effect and three states: 2 states for two ranks with a delta rule, and 3.75 for 16. A prefix scan in log2 n
+   before each part and after the round. A third exchange has the convolution's rows. With n ranks each sends (n - 1) /
+   n of an effect and three states: 2 states for two ranks with a delta rule, and 3.75 for 16. A prefix scan in log2 n
    rounds would send 3 and 9 states, and a gather of all parts 2 and 30. Backward has as much again. No compute hides
    any of it. */
 
@@ -368,7 +368,7 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done;                   /* work, counted and not timed, since the last report of the same worker. The sum over
+    int64_t done;                   /* work, counted and not timed, since the same worker's last report. The sum over
                                        all reports is the work of the whole search */
     int64_t left;                   /* amount of work that is now expected to be left. 0 at the end */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
@@ -3269,8 +3269,9 @@ static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__
     }
 }
 
-/* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 on the GPU, 2 in host memory. away: 1 if they do
-   not fit on the GPU. With a state_window it is 1, because streaming moves them to host memory in any case. */
+/* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 kept, 2 kept in host memory. With a state_window 1
+   stands for 2 as well, because streaming itself moves kept outputs to host memory. away: 1 if they do not fit on the
+   GPU. */
 static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away) {
     int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
     return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;

@@ -590,8 +590,8 @@ static const char *option_of(const char *name, size_t n) {
     return NULL;
 }
 
-/* Returns the library's sentence in terms of the command line: options instead of members, and no numbers for flags and
-   words. */
+/* Returns the library's sentence in terms of the command line: options instead of members, and without "(wanted ...)"
+   where the user wrote no number: for a flag, or an option whose value is a word. */
 static const char *say_option(const cf_error *error) {
     static char text[sizeof error->text + 64];
     size_t i, at, n = strlen(error->field), end = strlen(error->text);

@@ -214,8 +214,8 @@ static const char *row_name(const row *r) {
     return cf_schedule_kind_name(r->what.kind);
 }
 
-/* Returns the row with the shortest makespan that fits, of the baseline or of the chunks; NULL if there is none. Of equal
-   ones it is the first. Rows that no --schedule names are left out. */
+/* Returns the row with the shortest makespan that fits, of the baseline or of the chunks; NULL if there is none. Of
+   equal ones it is the first. Rows that no --schedule names are left out. */
 static const row *shortest(const comparison *t, int unsplit) {
     const row *found = NULL;
     int64_t i;

@@ -24,7 +24,8 @@ typedef struct table_column {
     double scale;        /* for people: factor of the number, 100 for per cent; only with decimals */
     int sign;            /* 1: positive numbers have a plus */
     const char *suffix;  /* after the number */
-    int estimate;        /* 1: a time or a gain, which people see in three digits if times are seconds */
+    int estimate;        /* 1: an estimate (time, rate, gain); people see three significant digits of it if the
+                            table's times are seconds */
 } table_column;
 
 typedef struct table_cell table_cell;
@@ -63,7 +64,8 @@ void table_text(table *t, const char *text);
 void table_integer(table *t, int64_t value);
 void table_real(table *t, double value);
 
-/* Adds copies on the virtual stages of a stage: people see whole stages, scripts the number of copies. */
+/* Adds an amount (chunks, tokens, bytes) that is summed over the n_virtual virtual stages of a stage. People see
+   amount / n_virtual, and scripts the amount itself. */
 void table_share(table *t, int64_t copies, int64_t n_virtual);
 
 /* Adds a cell that is "-" for people and empty for scripts. */
