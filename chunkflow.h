@@ -1044,12 +1044,12 @@ typedef struct cf_token_bytes {
                                activations; with a state_window, also attention's sums over blocks */
     int64_t buffers;        /* the chunk in any pass: gathered rows of tensor parallelism, sends and receives; if
                                checkpoints are in host memory, two of them, one in use and one being moved */
+    int64_t routes;         /* part of `state`: in each layer two bytes for each expert that the token uses, so that its
+                               replay uses the same experts */
     /* Not per token: */
     int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of windowed layers; and
                                for a recurrent layer its state there (float) and the last rows of its convolution */
     int64_t carry;          /* bytes of the gradients of one border, which a chain holds during backward */
-    int64_t routes;         /* part of `state`: two bytes per expert of a token, so that its replay uses the same
-                               experts */
 } cf_token_bytes;
 
 /* Activations, in bytes per layer and token, with two bytes per element. h = hidden, q = heads x head_dim / tp, kv = K
@@ -3504,7 +3504,7 @@ static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) 
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills in chains and cuts, and opens a unit for each chain. A chain gets at most as many slices as were counted when
+/* Fills in chains and cuts, and opens a unit for each chain. The cuts fit: at least as many slices were counted when
    the batch was measured. */
 static void cf__pack_collect_chains(cf__packer *p) {
     int64_t i, n_cuts = p->n_part_cuts;
@@ -3753,8 +3753,8 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills in items, longest first. Items of one stem are adjacent; items that are whole trees come last. first: receives
-   the index at which each stem's items begin, and then that of whole trees. */
+/* Fills in items (bushes, see >>tree), grouped by the stem that they hang on, and longest first within a group. Whole
+   trees are the last group. first: receives the index at which each group begins. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -4430,7 +4430,7 @@ static void cf__pack_open_cells(cf__packer *p) {
     p->first_extra = p->n_units;
 }
 
-/* Empties a unit, and sets its cost to that of its last chunk without items. */
+/* Removes all items of a unit. Its cost is then that of its last chunk alone: the chain's slice, or an empty chunk. */
 static void cf__pack_empty(cf__packer *p, int64_t id) {
     const cf__pack_unit empty = cf__pack_empty_unit(p, id);
     p->units[id].room = empty.room;
@@ -5722,9 +5722,9 @@ static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins a sequence of the call at depth `depth`, for slice `id`. Its keys are those of the slice. Its queries are the
-   rows from slice `next` on that descend from the slice. Earlier rows and keys that are in no sequence of this call
-   become sequences without keys or without queries. While the call has no arrays, only counts sequences. */
+/* Begins a sequence in the call of depth `depth`. Its keys are the rows of slice `id`; its queries are the rows of the
+   slices below that one, which begin with slice `next`. Rows that no sequence of this call has yet come before it, in
+   two sequences: one with only queries, one with only keys. While the call has no arrays, only counts sequences. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
@@ -7687,8 +7687,8 @@ static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *u
     return i >= 0 && i < unit->n && cf__pipe_occurs(unit, place, unit->first + i) ? unit->first + i : -1;
 }
 
-/* Follows the rules from a pass of a chunk to the other passes, in the order of the rules. Returns their number. Stages
-   are relative: a rule does not apply if its stage is outside the pipeline. */
+/* Lists in `needs` the passes that this pass waits for, or those that wait for it (`way`), in the order of the rules.
+   Returns how many. Their stages count from the pass's own one; callers skip those that are outside the pipeline. */
 static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int place, const cf__pipe_unit *unit,
                            int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_links *links = &pipe->links[split][way];
@@ -10583,14 +10583,14 @@ enum {
 typedef struct cf__checker {
     const cf__pipeline *pipe;     /* only for its counts: this section states the rules independently */
     const cf_schedule *schedule;
-    const cf_limits *limits;      /* K and these limits must hold, and positions count from the start of a list. NULL,
-                                     for cf_simulate: any K and any memory are allowed, and positions are indices of
-                                     actions */
+    const cf_limits *limits;      /* K and these limits must hold, and error->item is a position in a stage's list.
+                                     NULL, for cf_simulate: any K and any memory are allowed, and error->item is an
+                                     index into schedule->actions */
     cf_timeline *timeline;        /* if not NULL, gets `live` and the peaks */
     const cf_held_bytes *bytes;   /* per token, for peak_bytes and the limit on bytes; NULL: bytes do not count */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
-    uint8_t n_passes;             /* number of passes that may be in the lists */
+    uint8_t n_passes;             /* action.pass must be below this: with transfers if lowered */
     int32_t turn;                 /* virtual stages v - 1 and v are on one stage if v is a multiple of this; 0: never */
     int64_t stage, action;        /* the current place of the walk; action -1: none */
     cf__pipe_held held;

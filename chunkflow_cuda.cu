@@ -1615,8 +1615,8 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 
 /* ---- parts of tiles ---- */
 
-/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens) with steps of `keys` keys. Slices
-   come in order; each slice's tiles from the last, which sees most, to the first. */
+/* Calls visit(tile) for every tile of `rows` packed rows; a row tile has whole tokens. tile.begin and tile.end count
+   blocks of `keys` keys. Slices come in order. Of a slice the last tile comes first, because it sees most keys. */
 template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t keys, F visit) {
     each_slice(p, rows, [&](const tile &slice, int32_t place, int32_t carried) {
         const int32_t n_rows = (int32_t)(slice.q_length * p->group), n_blocks = div_up(n_rows, rows);
@@ -2663,7 +2663,7 @@ struct hopper_params {
 
 template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of Q, of K and of V */
     static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + 2 * TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
-    static const int TOLD = BARRIERS + 112; /* the tile for the computing warpgroups, in two stages */
+    static const int TOLD = BARRIERS + 112; /* two tiles, which hopper_tell tells computing warpgroups */
     static const int BYTES = TOLD + 2 * (int)sizeof(tile);
 };
 
@@ -6254,7 +6254,8 @@ const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one proces
 const int64_t MOST_SIZE = (int64_t)1 << 60;      /* bytes that a stage holds */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* bytes of one item: more than any device has, and sums stay in 64
                                                     bits */
-const int64_t PASSES_AHEAD = 4; /* of each stage: streams stay busy unless stages differ by more than that */
+const int64_t PASSES_AHEAD = 4; /* for each stage. The host issues at most so many passes before it waits for one to
+                                   end; streams stay busy unless one stage lags behind by more */
 
 /* An end event that an action's stream waits for. */
 struct wait {
@@ -6586,9 +6587,9 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     return true;
 }
 
-/* Finds the order of issue: takes one action of each stage in turn, if all actions that it waits for are issued. A RECV
-   comes after the pass that makes the tensor, a SEND after its RECV; all others come earlier in the same list. If the
-   lists finish with sends that wait for their receivers, they also finish here. */
+/* Finds the order of issue. It goes round the stages, and issues a stage's next action once those that it waits for on
+   other stages are issued: a RECV waits for the pass that makes its tensor, and a SEND for its RECV. What an action
+   waits for on its own stage is earlier in the list. Lists that do not deadlock with blocking sends are all issued. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;

@@ -283,8 +283,8 @@ static int print_costs(const time_options *asked, const cf_timing *timing, int64
     return table_end(&t);
 }
 
-/* Prints the seconds that passes over a chunk wait for the messages of ZeRO 2 and 3, on the stage with the longest
-   wait. */
+/* Prints how long a forward and a backward of one chunk wait for the messages of ZeRO 2 and 3: the longest wait of each
+   on any stage. */
 static void print_exposed(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing) {
     int64_t n = m->parallel.pp * m->parallel.n_virtual, s;
     cf_stage_cost *without = (cf_stage_cost *)calloc((size_t)n, sizeof *without);

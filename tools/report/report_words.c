@@ -15,7 +15,7 @@ static void say_time(const report *r, const report_schedule *s, char *text, size
              pipeline_unit(r->pipe->unit_cost));
 }
 
-/* Returns "an estimated " for seconds, unless they are measured; token times are exact. */
+/* Returns "an estimated " for seconds. Token times are exact; measured seconds have another sentence. */
 static const char *estimated(const report *r) { return r->pipe->unit_cost ? "" : "an estimated "; }
 
 const char *report_rank_words(const report *r) {
