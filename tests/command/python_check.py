@@ -182,7 +182,7 @@ def test_capacities_masks_and_weights():
     plan = chunkflow.pack(lengths, 8, align=4)
     capacity = plan.schedule(k=2).capacity(so_far=plan.capacity({"rows": 11}))
     assert capacity["rows"] == 11 and capacity["prefix"] == 16 and capacity["activations"] >= 2
-    ignored = [np.arange(20) < 6, None, None, [True] * 3 + [False] * 4]
+    ignored = [np.arange(20) < 6, None, None, np.array([True] * 3 + [False] * 4, object)]
     weights = chunkflow.loss_weights(lengths, ignored=ignored)
     assert np.allclose(weights[[0, 1, 3]], 1 / (14 + 4 + 4))
     seen = 0.0

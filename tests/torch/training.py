@@ -143,6 +143,13 @@ def test_own_module():
 
     step, half, hooked = Step(module, module, chunk_size=32), Small().half(), Small().double()
     hooked.head.bias.register_post_accumulate_grad_hook(lambda p: None)
+    model = tiny("llama").float()
+    frozen = model.lm_head.half().weight
+    frozen.register_post_accumulate_grad_hook(lambda p: None)
+    frozen.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = Step(model, Causal(model), chunk_size=32)([[3, 4, 5]])
+    check("a frozen weight in float16 with a hook, under autocast to bfloat16", 4 < loss < 5, f"loss {loss:.2f}")
     for name, call, words in (
             *((f"weights such as {bad}", lambda bad=bad: step([[3, 4, 5], [6, 7]], weights=bad),
                "one number for each of 2 sequences")
@@ -155,12 +162,15 @@ def test_own_module():
                                   "sequences: got one tensor of shape (1, 3), whose padding"))),
             ("labels as a mask", lambda: step([[3, 4, 5]], [torch.tensor([-100, 4, 5])]), "take labels == -100"),
             ("a mask of targets", lambda: step([[3, 4, 5]], [[0, 1, 1]]), "ignored: wanted True or False"),
-            ("padding that nothing tells", lambda: chunkflow.torch.unpad(torch.ones(2, 3).long()), "attention_mask"),
+            ("padding that labels do not tell", lambda: chunkflow.torch.unpad(
+                torch.tensor([[0, 0, 5, 6]]), labels=torch.tensor([[-100, -100, 5, 6]])), "attention_mask: wanted"),
             ("losses that are not summed", lambda: Step(module, module, chunk_size=32, loss=lambda y, x: x.weights)(
                 [[3, 4, 5]]), "loss: wanted one number"),
             ("a prefix of True", lambda: Step(module, module, chunk_size=32, min_shared_prefix=True),
              "min_shared_prefix: wanted a whole number, got True"),
             ("weights in float16", lambda: Step(half, half, chunk_size=32)([[3, 4, 5]]), "module: trains in float16"),
+            ("frozen weights in float16", lambda: Step(model, lambda x: None, chunk_size=32)([[3, 4, 5]]),
+             "module: trains in float16"),
             ("autocast to float16", lambda: torch.autocast("cpu", torch.float16)(step)([[3, 4, 5]]), "use bfloat16"),
             ("a hook on a gradient", lambda: Step(hooked, hooked, chunk_size=32)([[3, 4, 5]]),
              "module: head.bias has a hook")):
@@ -1101,6 +1111,13 @@ def share_experts(rank, n_ranks, store, results):
         except (TypeError, ValueError) as why:
             what = str(why)
         results.put((rank, f"ranks with {name}", 0.0 if words in what else 1.0))
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, ["head.bias"])
+    model = nn.parallel.DistributedDataParallel(plain)
+    plain.unused = nn.Parameter(torch.empty(3, device="meta"))
+    plain.zero_grad()
+    Step(model, plain, chunk_size=CHUNK)([[3, 4, 5]])  # rank 1 has no chunk
+    error = float(plain.head.weight.grad.abs().sum() == 0 or (plain.head.bias.grad is None) != (rank == 1))
+    results.put((rank, "ranks with a bias that DDP ignores, and an unused parameter on meta", error))
     dist.destroy_process_group()
 
 
@@ -1114,7 +1131,7 @@ def test_unused():
             found.setdefault(name, []).append(error)
     for name, errors in found.items():
         check(name, len(errors) == 2 and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
-    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 8, f"{len(found)} runs")
+    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 9, f"{len(found)} runs")
 
 
 # ---- one sequence on several ranks ----

@@ -288,6 +288,8 @@ def _mask(values: Any, sequence: int) -> np.ndarray:
     """Returns which tokens of a sequence are no targets, as a mask. Refuses numbers, because labels and masks of
     targets have the opposite meaning."""
     mask = _numbers(values, "ignored")
+    if mask.dtype.kind == "O" and {*map(type, mask.flat)} <= {bool, np.bool_}:
+        mask = mask.astype(np.bool_)
     if mask.dtype.kind != "b" and mask.size > 0:
         raise TypeError(f"ignored: wanted True or False for each token of sequence {sequence}, True where it is no "
                         f"target, got {values!r:.99}; of labels take labels == -100, of a mask of targets mask == 0")

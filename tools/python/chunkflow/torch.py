@@ -581,21 +581,21 @@ def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
 def unpad(input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
           ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the sequences of a padded batch, and for each the tokens that are no targets: `sequences` and `ignored`
-    of a step. attention_mask: 0 at padding. labels: the tokens themselves, or -100 if a token is no target."""
+    of a step. attention_mask: required; 0 at padding. labels: the tokens themselves, or -100 if a token is no target;
+    a prompt has -100 as well, so labels do not show what is padding."""
     _check_tensor(input_ids, "input_ids")
-    if attention_mask is None and labels is None:
-        raise ValueError("attention_mask: wanted it, or labels of -100 at padding, for input_ids alone do not say what "
-                         "is padding")
+    if attention_mask is None:
+        raise ValueError("attention_mask: wanted a tensor of 0 at padding and 1 at tokens, for input_ids and labels do "
+                         "not show what is padding")
     ids = input_ids.cpu()
-    masks = torch.ones_like(ids) if attention_mask is None else attention_mask
     wanted = ids if labels is None else labels
-    for name, x in (("input_ids", ids), ("attention_mask", masks), ("labels", wanted)):
+    for name, x in (("input_ids", ids), ("attention_mask", attention_mask), ("labels", wanted)):
         _check_tensor(x, name)
         if x.ndim != 2 or x.shape != ids.shape:
             raise ValueError(f"{name}: wanted rows of one length for each sequence, got shape {tuple(x.shape)} beside "
                              f"input_ids of {tuple(ids.shape)}")
     sequences, ignored = [], []
-    for i, (row, mask, label) in enumerate(zip(ids, masks.cpu() != 0, wanted.cpu())):
+    for i, (row, mask, label) in enumerate(zip(ids, attention_mask.cpu() != 0, wanted.cpu())):
         tokens, label = row[mask], label[mask]
         sequences.append(tokens)
         ignored.append(label == -100)
@@ -1118,9 +1118,21 @@ class Step:
         return [len(sequences), sum(map(len, sequences)), _digest(iter(sequences)), _digest((*of_targets, *masks)),
                 _digest((options, *columns)), 0 if self.is_compared else self._of_weights()]
 
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
+
+    def _shared_parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters that are equal on all ranks, without those that DistributedDataParallel is told to
+        ignore, and without those on the meta device, which have no numbers."""
+        is_ddp = isinstance(self.module, nn.parallel.DistributedDataParallel)
+        module = self.module.module if is_ddp else self.module
+        own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        return [p for name, p in module.named_parameters() if name not in own and not p.is_meta]
+
     def _of_weights(self) -> int:
-        """Returns a hash of some numbers of each parameter; 0 if ranks have different parts of the parameters."""
-        parameters = [p.detach() for p in self.module.parameters()]
+        """Returns a hash of some numbers of each shared parameter; 0 if ranks have different parts of them."""
+        parameters = [p.detach() for p in self._shared_parameters()]
         if any(hasattr(p, "full_tensor") for p in parameters):
             return 0
         some = (p.flatten()[::p.numel() // 4096 + 1].contiguous().view(torch.uint8).cpu().numpy() for p in parameters)
@@ -1130,7 +1142,7 @@ class Step:
         """Refuses, on all ranks alike, a batch that differs between ranks. own: the summary of this rank's batch, or
         fewer numbers if this rank has already refused it."""
         own = own + [-1] * (6 - len(own))
-        mine = torch.tensor(own, dtype=torch.int64, device=next(self.module.parameters()).device)
+        mine = torch.tensor(own, dtype=torch.int64, device=self._device)
         found = [torch.empty_like(mine) for _ in range(self.n_ranks)]
         dist.all_gather(found, mine, group=self.group)
         first, *others = (x.tolist() for x in found)
@@ -1152,15 +1164,16 @@ class Step:
 
     def _check_training(self) -> None:
         """Refuses types and hooks that would make gradients wrong."""
-        kind = next(self.module.parameters()).device.type
-        types = {p.dtype for p in self.module.parameters()}
+        kind = self._device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        # Without autocast, gradients may also pass through frozen weights, in their type.
+        types = {cast, *(p.dtype for p in self.module.parameters() if p.requires_grad or cast is None)}
         types |= {m._get_fsdp_state()._mp_policy.param_dtype for m in self._sharded()}
-        if torch.float16 in types or torch.is_autocast_enabled(kind) and \
-                torch.get_autocast_dtype(kind) == torch.float16:
+        if torch.float16 in types:
             raise TypeError("module: trains in float16, whose losses must be scaled before each backward, which runs "
                             "inside the step: use bfloat16, as weights or by torch.autocast")
         for name, p in self.module.named_parameters():
-            if getattr(p, "_post_accumulate_grad_hooks", None) and not hasattr(p, "full_tensor"):
+            if p.requires_grad and getattr(p, "_post_accumulate_grad_hooks", None) and not hasattr(p, "full_tensor"):
                 raise ValueError(f"module: {name} has a hook by register_post_accumulate_grad_hook, which would run "
                                  "after each chunk with a part of the gradient: remove it, and do its work after the "
                                  "step")
@@ -1193,11 +1206,9 @@ class Step:
         if self.n_ranks > 1:
             self._compare_ranks(summary)
         self._form_cp_groups(plan)
-        device = next(self.module.parameters()).device
-        return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
+        return plan, schedule, Batch(self.forward, plan, sequences, self._device, weights=weights, ignored=ignored,
                                      shared_mean=self.shared_mean, seed=self.seed, loss=self.loss,
-                                     cp_groups=self.cp_groups,
-                                     outputs=self.outputs)
+                                     cp_groups=self.cp_groups, outputs=self.outputs)
 
     @chunkflow._renamed
     def log_probs(self, sequences: Sequence[Any], shared_prefixes: Any = None) -> list[Tensor]:
@@ -1237,7 +1248,7 @@ class Step:
 
     def _run_summed(self, batch: Batch, schedule: chunkflow.Schedule) -> Tensor:
         """Sums gradients once a step. A rank whose chunks are all idle runs nothing, and adds nothing."""
-        trained = [p for p in self.module.parameters() if p.requires_grad]
+        trained = [p for p in self._shared_parameters() if p.requires_grad]
         before = [p.grad for p in trained]  # already summed, or from something else, so not to be summed again
         for p in trained:
             p.grad = None
