@@ -648,7 +648,8 @@ def check_frontier(browser, checks, data, by_id):
     for c in exact:
         checks.that("frontier", any(r["bytes"] <= c["bytes"] and r["seconds"] <= c["seconds"] for r in rows), c)
     for r in rows:
-        checks.that("frontier", "id" in r or r["about"], r)
+        known = by_id[r["id"]] if "id" in r else r
+        checks.that("frontier", (known["chunk_size"], known["k"]) == (r["chunk_size"], r["k"]), r)
     found = browser.run("[...document.querySelectorAll('#splits tr')].length - 1")
     checks.that("splits", found == len(data["splits"]), found)
     for split, index in enumerate(data["best_of_splits"]):

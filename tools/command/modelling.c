@@ -205,8 +205,9 @@ static int read_gpu(const char *path, cf_gpu *out) {
     return code;
 }
 
-/* Returns whether a name begins with a text; letter case and dashes do not matter. */
+/* Returns whether a name begins with a text, which begins with a letter; case and dashes do not matter. */
 static int begins_with(const char *name, const char *text) {
+    if (!isalpha((unsigned char)*text)) return 0;
     for (; *text; text++) {
         if (*text == '-') continue;
         while (*name == '-') name++;

@@ -794,9 +794,8 @@ static int print_frontier(const tune_outcome *o) {
     }
     t.hidden = (o->tuning->n_splits == 1) | (15 & ~unusual) << 6; /* from the column of replay on */
     code = table_end(&t);
-    if (about)
-        puts("\n~: about; timed, and its memory found, on some of the batches only. A search with --limit-bytes of a\n"
-             "row's GiB, rounded up, tries all batches and settings");
+    puts("\nto get a row: --limit-bytes with its GiB, rounded up, and its split, --chunk-sizes and --ks");
+    if (about) puts("~: about; timed, and its memory found, on some of the batches only");
     return code;
 }
 
@@ -1002,8 +1001,11 @@ static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
     if (result == CF_OK && !job->asked->costs) result = try_away(job, &whole, o, &error);
     progress_end();
     cli_signals_restore();
-    if (interrupted) forget_baseline(base);
-    if (interrupted) memset(recipe, 0, sizeof *recipe);
+    if (interrupted) {
+        if (*out) (*out)->interrupted = 1;
+        forget_baseline(base);
+        memset(recipe, 0, sizeof *recipe);
+    }
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 

@@ -73,7 +73,7 @@ typedef struct tune_map {
 int tune_map_make(const cf_tuning *tuning, tune_map *out);
 void tune_map_free(tune_map *map);
 
-enum { TUNE_MOST_FILLS = 6 };
+enum { TUNE_MOST_FILLS = 12 };
 
 /* The outcome of a search. */
 typedef struct tune_outcome {
@@ -100,7 +100,7 @@ typedef struct tune_trade {
 /* Returns the fastest candidate that needs less than `bytes`; of equally fast ones, the one that needs less. */
 tune_trade tune_fastest_below(const tune_outcome *o, int64_t bytes);
 
-/* Searches in the gaps of time against memory, on one batch, until *stop is not 0. */
+/* Searches in the gaps of time against memory, until *stop is not 0. */
 cf_result tune_fill_gaps(const tune_job *job, tune_outcome *o, const volatile sig_atomic_t *stop, cf_error *error);
 
 /* Returns the split of a candidate, including its recomputation. */

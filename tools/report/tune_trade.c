@@ -16,14 +16,6 @@ static double timed_seconds(const cf_tuning *tuning, const cf_tune_candidate *c)
     return tried > 1 ? c->estimate : 0;
 }
 
-/* Returns the factor from a fill's times to those of the search: that of the search's fastest candidate, whose time on
-   the first batch is known too. */
-static double fill_scale(const cf_tuning *tuning) {
-    int64_t fastest = tuning->ranking[0];
-
-    return tuning->candidates[fastest].seconds / tuning->seconds[fastest * tuning->n_batches];
-}
-
 tune_trade tune_fastest_below(const tune_outcome *o, int64_t bytes) {
     tune_trade best = {NULL, NULL, 0, 0, 0};
     int64_t i;
@@ -31,17 +23,16 @@ tune_trade tune_fastest_below(const tune_outcome *o, int64_t bytes) {
 
     for (fill = -1; fill < o->n_fills; fill++) {
         const cf_tuning *tuning = fill < 0 ? o->tuning : o->fills[fill];
-        double scale = fill < 0 ? 1 : fill_scale(o->tuning);
         for (i = 0; i < tuning->n_candidates; i++) {
             const cf_tune_candidate *c = &tuning->candidates[i];
-            double seconds = scale * timed_seconds(tuning, c);
+            double seconds = timed_seconds(tuning, c);
             if (!(seconds > 0) || c->bytes >= bytes || (best.tuning && seconds > best.seconds)) continue;
             if (best.tuning && !(seconds < best.seconds) && c->bytes >= best.bytes) continue;
             best.tuning = tuning;
             best.c = c;
             best.seconds = seconds;
             best.bytes = c->bytes;
-            best.about = fill >= 0 || c->status != CF_TUNE_OK;
+            best.about = c->status != CF_TUNE_OK;
         }
     }
     return best;
@@ -58,19 +49,20 @@ static int64_t fills_with_limit(const tune_outcome *o, double limit) {
     return n;
 }
 
-/* Finds the widest gap of more than 1.3 x in memory whose middle was not searched from both of its ends. Returns the
-   end to search from next: first the upper one, then the lower one. *limit: the middle. */
+/* Finds the widest gap of more than 1.3 x in memory that may still be filled. Returns the end to search from next: the
+   upper one under the gap's middle, then the lower one, and last the upper one just below itself. *limit: bytes. */
 static tune_trade find_gap(const tune_outcome *o, int64_t *limit) {
     tune_trade found = {NULL, NULL, 0, 0, 0}, above = {NULL, NULL, 0, INT64_MAX, 0}, below;
     double widest = 1.3;
 
     for (; (below = tune_fastest_below(o, above.bytes)).tuning; above = below) {
         double ratio = (double)above.bytes / (double)below.bytes, middle = (double)below.bytes * sqrt(ratio);
-        int64_t tried;
-        if (!above.tuning || ratio < widest || (tried = fills_with_limit(o, middle)) > 1) continue;
+        int64_t tried = fills_with_limit(o, middle);
+        if (tried > 1) middle = (double)above.bytes / 1.15;
+        if (!above.tuning || ratio < widest || (tried > 1 && fills_with_limit(o, middle) > 0)) continue;
         widest = ratio;
         *limit = (int64_t)middle >> 20 << 20;
-        found = tried == 0 ? above : below;
+        found = tried == 1 ? below : above;
     }
     return found;
 }
@@ -110,6 +102,29 @@ static cf_tune_desc describe_fill(const tune_job *job, const tune_trade *from, i
     return desc;
 }
 
+/* Searches on one batch, and then on all batches with the ChunkSize, K and schedule that won there. */
+static cf_result search_fill(const tune_job *job, cf_tune_desc *desc, cf_tuning **out, cf_error *error) {
+    cf_tuning *rough;
+    int64_t n_batches = desc->n_batches;
+    cf_result result;
+
+    desc->n_batches = 1;
+    result = cf_tune(job->lengths, job->n, desc, &rough, error);
+    if (result != CF_OK) return result;
+    if (rough->winner < 0) {
+        *out = rough;
+        return CF_OK;
+    }
+    desc->n_batches = n_batches;
+    desc->chunk_sizes = &rough->candidates[rough->winner].chunk_size;
+    desc->ks = &rough->candidates[rough->winner].k;
+    desc->kinds = &rough->candidates[rough->winner].kind;
+    desc->n_chunk_sizes = desc->n_ks = desc->n_kinds = 1;
+    result = cf_tune(job->lengths, job->n, desc, out, error);
+    cf_tuning_free(rough);
+    return result;
+}
+
 cf_result tune_fill_gaps(const tune_job *job, tune_outcome *o, const volatile sig_atomic_t *stop, cf_error *error) {
     while (o->tuning->winner >= 0 && o->n_fills < TUNE_MOST_FILLS && !*stop) {
         int64_t limit = 0, sizes[3];
@@ -119,8 +134,7 @@ cf_result tune_fill_gaps(const tune_job *job, tune_outcome *o, const volatile si
         if (!from.tuning || limit == 0) break;
         desc = describe_fill(job, &from, sizes);
         desc.limit_bytes = limit;
-        desc.n_batches = 1;
-        result = cf_tune(job->lengths, job->n, &desc, &o->fills[o->n_fills], error);
+        result = search_fill(job, &desc, &o->fills[o->n_fills], error);
         if (result != CF_OK) return result;
         o->n_fills++;
     }
