@@ -1,5 +1,4 @@
 /* hello.c - pack a batch into chunks, order the passes, run them - MIT or public domain
-
    cc examples/hello.c -o hello && ./hello */
 
 #define CHUNKFLOW_IMPLEMENTATION

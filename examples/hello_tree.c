@@ -1,5 +1,4 @@
 /* hello_tree.c - answers that share a prompt: it is computed once, and they continue its state - MIT or public domain
-
    cc examples/hello_tree.c -o hello_tree && ./hello_tree */
 
 #define CHUNKFLOW_IMPLEMENTATION
