@@ -24,8 +24,8 @@ CXX = os.environ.get("CXX", "c++")
 # Name, the text to replace (which must occur once), the faulty text ({n}: the fault's number), and the tests.
 FAULTS = (
     ("swizzle index",
-     "(chunk ^ (row & 7)) << 4",
-     "(chunk ^ (row & (planted == {n} ? 3 : 7))) << 4",
+     "(unit ^ (row & 7)) << 4",
+     "(unit ^ (row & (planted == {n} ? 3 : 7))) << 4",
      "attention.no_empty_blocks_no_conflicts"),
     ("barrier before a key block",
      "__syncthreads();      /* ... all warps are done with V and K of n + 1 */",
@@ -64,8 +64,8 @@ FAULTS = (
      "fmaf(r.top[i][half], planted == {n} ? p.scale : p.scale_log2 * LN_2,",
      "attention.masks"),
     ("a join that ignores the accumulator",
-     "t.k_length - t.block * KEYS, column, p.n_chunks * 8, p.overwrite);",
-     "t.k_length - t.block * KEYS, column, p.n_chunks * 8, planted == {n} ? true : p.overwrite != 0);",
+     "t.k_length - t.block * KEYS, column, p.n_units * 8, p.overwrite);",
+     "t.k_length - t.block * KEYS, column, p.n_units * 8, planted == {n} ? true : p.overwrite != 0);",
      "attention.split_key_tiles"),
     ("dQ not cleared",
      "i < p.sums_of_tile / 4; i +=",
