@@ -497,7 +497,7 @@ def waiting():
 
 
 def check_speed(browser, checks, page):
-    """Returns the best of three tries in milliseconds, without the time that other programs on the machine take."""
+    """Checks the best of three tries, in milliseconds, without the time that other programs on the machine take."""
     drawn, panned = [], []
     for _ in range(3):
         before = waiting()

@@ -1422,9 +1422,9 @@ static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng 
     return lengths;
 }
 
-/* Returns the largest bytes of K and V, and of gradients, on a stage at one moment. As in a slot, a chain has all of
-   its rows from the first pass that needs any of them to the last. Computed from plan and schedule alone; a row has 8
-   fp32 numbers. */
+/* Sets `most` to the largest bytes of K and V, and of gradients, on a stage at one moment. As in a slot, a chain has all
+   of its rows from the first pass that needs any of them to the last. Computed from plan and schedule alone; a row has
+   8 fp32 numbers. */
 static void live_in_whole_chains(const device_model &m, int64_t stage, int64_t most[2]) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const cf_plan *plan = m.b.plan;

@@ -149,7 +149,7 @@ def _whole(value: Any, what: str, least: int = -2**63, most: int = 2**63 - 1) ->
 
 
 def _flag(value: Any, what: str) -> int:
-    """Yes or no."""
+    """Returns 0 or 1 for a bool or one of these numbers; refuses anything else."""
     if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
         raise TypeError(f"{what}: wanted True or False, got {value!r:.99}")
     return int(value)
@@ -162,7 +162,7 @@ def _callable(value: Any, what: str) -> Any:
 
 
 def _at(value: Any, n: int, what: str) -> int:
-    """One of n numbers that count from 0."""
+    """Returns a whole number from 0 to n - 1; refuses any other."""
     if not 0 <= _whole(value, what) < n:
         raise IndexError(f"{what}: got {value}, wanted 0 .. {n - 1}")
     return _whole(value, what)
@@ -179,7 +179,7 @@ def _each(values: Any, what: str, wanted: str) -> list[Any]:
 
 
 def _numbers(values: Any, what: str) -> np.ndarray:
-    """An array, whatever its shape."""
+    """Returns values as an array of any shape."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError):
@@ -247,7 +247,7 @@ def _fields(struct: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def _members(struct: str) -> dict[str, Any]:
-    """The same, with those of a shape in it."""
+    """Returns the fields of a struct, and those of the cf_shape that it contains, if any."""
     fields = _fields(struct)
     return {**(_fields("cf_shape") if "shape" in fields else {}), **fields}
 
@@ -352,7 +352,7 @@ _POINTERS = ("pointer", "function")
 
 
 def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int], what: str) -> None:
-    """Returns the members of a record, with those of its shape if it has one. what: the record's own name."""
+    """Sets the members of a record, and of the shape in it. what: the name of the record in errors."""
     struct = ffi.typeof(c).item.cname
     fields = _fields(struct)
     if not isinstance(options, Mapping):
@@ -478,7 +478,7 @@ class _Object:
         return np.asarray(memory).view(_dtype(item))
 
     def _size(self, name: str) -> int:
-        """A number that says how long an array is."""
+        """Returns a member that is the length of an array, by its name."""
         return int(_member(self.c, name))
 
     def __dir__(self) -> list[str]:
@@ -615,8 +615,8 @@ class Steps(_Object):
 
 
 class Schedule(_Object):
-    """cf_schedule: the order in which each stage runs its passes. `plan` is the plan from which it was made. Members of
-    its shape are members of this object, too; `limits` has those of cf_limits."""
+    """cf_schedule: the order in which each stage runs its passes. `plan` is the plan from which it was made.
+    `schedule.k` and the other members of its cf_shape can be read directly; `limits` is a cf_limits."""
 
     _struct = "cf_schedule"
     kind: str
