@@ -140,7 +140,7 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
     tune_say_reason(tuning, " ", reason, sizeof reason);
     n = strlen(text);
-    if (reason[0]) snprintf(text + n, size - n, " It is%s.", reason);
+    if (reason[0]) snprintf(text + n, size - n, " This setting is%s.", reason);
     n = strlen(text);
     if (share[0]) snprintf(text + n, size - n, " S%s.", share + 1);
 }
